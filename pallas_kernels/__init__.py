@@ -1,0 +1,1 @@
+"""Local tiled kernels without communication, one a file, named noun_language."""

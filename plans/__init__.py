@@ -1,0 +1,1 @@
+"""Plan templates, one algorithm a file, parameterised by ranks, shapes and split."""

@@ -1,0 +1,1 @@
+"""Fine-grained overlap of computation and communication inside JAX kernels."""

@@ -1,0 +1,1 @@
+"""What moves and when: boxes, operations, plans, schedules; imports no JAX."""
