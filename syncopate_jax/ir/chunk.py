@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -77,8 +78,8 @@ class Box:
     def with_axis(self, axis: int, lo: int, hi: int) -> Box:
         """This box with its interval along ``axis`` replaced by ``lo:hi``."""
         return Box(
-            self.lo[:axis] + (lo,) + self.lo[axis + 1 :],
-            self.hi[:axis] + (hi,) + self.hi[axis + 1 :],
+            (*self.lo[:axis], lo, *self.lo[axis + 1 :]),
+            (*self.hi[:axis], hi, *self.hi[axis + 1 :]),
         )
 
     def split(self, axis: int, parts: int) -> tuple[Box, ...]:
@@ -86,8 +87,7 @@ class Box:
         bounds = split_points(self.hi[axis] - self.lo[axis], parts)
         base = self.lo[axis]
         return tuple(
-            self.with_axis(axis, base + a, base + b)
-            for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+            self.with_axis(axis, base + a, base + b) for a, b in itertools.pairwise(bounds)
         )
 
     def __str__(self) -> str:

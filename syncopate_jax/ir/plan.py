@@ -126,7 +126,8 @@ class Plan:
         widest = max((len(tensor.shape) for tensor in self.tensors), default=0)
         if self.columns.n and self.columns.ndim < widest:
             raise InputError(
-                f"plan {self.name}: boxes have {self.columns.ndim} dimensions, a tensor has {widest}"
+                f"plan {self.name}: boxes have {self.columns.ndim} dimensions, "
+                f"a tensor has {widest}"
             )
 
     @property
