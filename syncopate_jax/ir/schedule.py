@@ -3,7 +3,7 @@
 It is a backend's only input, made by the passes from a plan, a tile space and an axis map::
 
     schedule := for every rank
-                  order      tiles in the order they are computed            (place 1: around a tile)
+                  order      tiles in the order they are computed        (place 1: around a tile)
                   waits      before a tile: (slot, count)
                   signals    after a tile: (rank, slot), each raised by 1
                   k_order    reduction steps in the order a tile walks them  (place 2: inside it)
