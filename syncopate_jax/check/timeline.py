@@ -23,14 +23,24 @@ def draw(timeline: Timeline, path: str | Path, *, max_ranks: int = 16) -> None:
 
     Raises InputError for another suffix, UnsupportedError for PNG without matplotlib.
     """
+    check_picture(path)
+    picture = lay_out(timeline, max_ranks)
+    if Path(path).suffix.lower() == ".svg":
+        Path(path).write_text(svg(picture), encoding="utf-8")
+    else:
+        _draw_png(picture, Path(path))
+
+
+def check_picture(path: str | Path) -> None:
+    """Raises as ``draw`` would for this name, before any work is done."""
     suffix = Path(path).suffix.lower()
     if suffix not in (".svg", ".png"):
         raise InputError(f"picture {path}: needs a name that ends in .svg or .png")
-    picture = lay_out(timeline, max_ranks)
-    if suffix == ".svg":
-        Path(path).write_text(svg(picture))
-    else:
-        _draw_png(picture, Path(path))
+    if suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
+        raise UnsupportedError(
+            f"picture {path}: PNG needs matplotlib: pip install 'syncopate-jax[viz]'; or ask for "
+            f"an .svg, which needs nothing"
+        )
 
 
 def svg(picture: Picture) -> str:
@@ -147,11 +157,6 @@ def _svg_legend(legend: list[tuple[str, str]], top: int) -> list[str]:
 
 
 def _draw_png(picture: Picture, path: Path) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UnsupportedError(
-            f"picture {path}: PNG needs matplotlib: pip install 'syncopate-jax[viz]'; or ask for "
-            f"an .svg, which needs nothing"
-        )
     # Imported late, and without pyplot: no display, no global figure.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.collections import PolyCollection
@@ -195,7 +200,7 @@ def _draw_png(picture: Picture, path: Path) -> None:
         )
     )
     axes.set_xlim(0, picture.makespan * 1e6 or 1.0)
-    axes.set_ylim(bottom, _TOP)
+    axes.set_ylim(max(bottom, _TOP + 1), _TOP)
     axes.set_xticks(ticks(picture.makespan))
     middles = [t + _lane_height(lane) / 2 for lane, t in zip(picture.lanes, tops, strict=True)]
     axes.set_yticks(middles, [lane.label for lane in picture.lanes], fontsize=7)
