@@ -1,0 +1,1 @@
+"""Calling fused kernels from jitted programs."""
