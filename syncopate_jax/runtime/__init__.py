@@ -1,1 +1,5 @@
+<<<<<<< HEAD
 """Calling fused kernels from jitted programs."""
+=======
+"""What runs a schedule: devices, fused calls inside user programs, operators."""
+>>>>>>> substrate
