@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from syncopate_jax.backends import xla
 from syncopate_jax.options import Options
-from syncopate_jax.runtime import manual_axes
+from syncopate_jax.ops import fused
+from syncopate_jax.runtime import custom_call
 
 _MIRROR = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
 
@@ -64,7 +66,7 @@ class Contraction:
         return self._gradient("rhs", replace(self, lhs=self.lhs, rhs=self.out, out=self.rhs))
 
     def _gradient(self, of: str, dual: Contraction) -> Contraction:
-        """Places the exchange in ``dual``: mirrored on what it is the adjoint of, kept elsewhere."""
+        """``dual`` with the exchange: mirrored on what it is the adjoint of, else kept."""
         if self.kind in ("none", "all_reduce"):
             return replace(dual, kind="none", place="out", gather="", scatter="")
         mirrored = {
@@ -89,8 +91,7 @@ def contract(
 ) -> jax.Array:
     """The contraction of local arrays, differentiable; the exchange runs over ``axis_names``."""
     dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
-    axes = manual_axes.varying_axes(lhs) | manual_axes.varying_axes(rhs) | set(axis_names)
-    lhs, rhs = (manual_axes.vary(x.astype(dtype), axes) for x in (lhs, rhs))
+    lhs, rhs = custom_call.vary_alike((lhs.astype(dtype), rhs.astype(dtype)), axis_names)
     return _contract(spec, axis_names, options, jnp.dtype(out_dtype), lhs, rhs)
 
 
@@ -126,14 +127,29 @@ def unfused(
     return xla.exchange(out, spec.exchange, axis_names) if spec.place == "out" else out
 
 
-def _forward(spec, axis_names, options, out_dtype, lhs, rhs):  # noqa: ANN001, ANN202
+def _forward(
+    spec: Contraction,
+    axis_names: tuple[str, ...],
+    options: Options,
+    out_dtype: jnp.dtype,
+    lhs: jax.Array,
+    rhs: jax.Array,
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return _contract(spec, axis_names, options, out_dtype, lhs, rhs), (lhs, rhs)
 
 
-def _backward(spec, axis_names, options, out_dtype, saved, ct):  # noqa: ANN001, ANN202
+def _backward(
+    spec: Contraction,
+    axis_names: tuple[str, ...],
+    options: Options,
+    _out_dtype: jnp.dtype,
+    saved: tuple[jax.Array, jax.Array],
+    ct: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
     lhs, rhs = saved
     if spec.kind == "all_reduce":
-        ct = manual_axes.transpose_of_psum(ct, axis_names)
+        # Untracked, each rank has a share of the cotangent of a sum that all of them got.
+        ct = ct if custom_call.tracks_varying_axes() else lax.psum(ct, axis_names)
     options = options.using(plan=None)  # made for the forward exchange, not for its mirror
     d_lhs = contract(spec.lhs_gradient(), ct, rhs, axis_names, options, lhs.dtype)
     d_rhs = contract(spec.rhs_gradient(), lhs, ct, axis_names, options, rhs.dtype)

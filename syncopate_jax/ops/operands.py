@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from syncopate_jax.errors import InputError
 from syncopate_jax.ops.contraction import Contraction, contract
 from syncopate_jax.options import Options
-from syncopate_jax.runtime import manual_axes
+from syncopate_jax.runtime import mesh
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -30,9 +30,9 @@ def matmul_like(
     and ``n``. Raises InputError naming ``operator`` when shapes, dtypes or options do not fit.
     """
     _check_arrays(operator, x, w)
-    names = manual_axes.axis_tuple(axis_name)
-    ranks = manual_axes.axis_size(names, operator)
-    _check_sizes(operator, spec, x, w, ranks)
+    names = mesh.axis_tuple(axis_name, caller=operator)
+    mesh.require_bound(names, caller=operator)
+    _check_sizes(operator, spec, x, w, mesh.ranks(names))
     if preferred_element_type is None:
         preferred_element_type = jnp.promote_types(x.dtype, w.dtype)
     folded = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])

@@ -1,5 +1,1 @@
-<<<<<<< HEAD
-"""Calling fused kernels from jitted programs."""
-=======
 """What runs a schedule: devices, fused calls inside user programs, operators."""
->>>>>>> substrate

@@ -16,6 +16,22 @@ from jax import lax
 from syncopate_jax.errors import InputError, MeshError
 
 
+def axis_tuple(axis_name: str | tuple[str, ...], *, caller: str) -> tuple[str, ...]:
+    """Axis names as a tuple; raises InputError on none, on repeats and on what is no name."""
+    names = (axis_name,) if isinstance(axis_name, str) else axis_name
+    if (
+        not isinstance(names, tuple)
+        or not names
+        or len(set(names)) != len(names)
+        or not all(isinstance(name, str) for name in names)
+    ):
+        raise InputError(
+            f"{caller}: axis_name must be a mesh axis name or a tuple of different ones, "
+            f"found {axis_name!r}"
+        )
+    return names
+
+
 def require_bound(axis_names: Sequence[str], *, caller: str) -> None:
     """Check that a call may communicate over mesh axes at the point where it is traced.
 
