@@ -135,9 +135,7 @@ def tracks_varying_axes() -> bool:
     return jax_config._check_vma.value
 
 
-def vary_alike(
-    args: Sequence[jax.Array], axis_names: Sequence[str] = ()
-) -> tuple[jax.Array, ...]:
+def vary_alike(args: Sequence[jax.Array], axis_names: Sequence[str] = ()) -> tuple[jax.Array, ...]:
     """Make arguments vary over the same axes: those of any of them, and ``axis_names``.
 
     To be called outside an operator's ``custom_vjp``: inside, all arguments, results and
