@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
+from typing import Any
 
 from syncopate_jax.errors import InputError
 
@@ -58,3 +59,8 @@ class Registry[T]:
         for module in sorted(found.name for found in pkgutil.iter_modules(package.__path__)):
             importlib.import_module(f"{self.package}.{module}")
         self._loaded = True
+
+
+templates: Registry[Any] = Registry("plan template", "syncopate_jax.plans")
+importers: Registry[Any] = Registry("importer", "syncopate_jax.importers")
+backends: Registry[Any] = Registry("backend", "syncopate_jax.backends")

@@ -53,10 +53,15 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffers:
-    """Every buffer of an operator, by tensor and kind."""
+    """Every buffer of an operator, by tensor and kind.
+
+    Attributes:
+      origins: per tensor that is read, [ranks, dims]: where the operand's coordinates start.
+    """
 
     plan: Plan
     items: dict[tuple[str, str], Buffer]
+    origins: dict[str, np.ndarray]
 
     def source(self, row: int) -> Buffer:
         """What the operation in ``row`` reads, on its source rank."""
@@ -93,7 +98,7 @@ def place_buffers(plan: Plan, axis_map: AxisMap, writes: Iterable[str]) -> Buffe
     """Buffers for ``plan``, whose tensors ``axis_map`` binds; ``writes``: the kernel's results."""
     written = {b.tensor for b in axis_map.bindings if b.operand in set(writes)}
     read = {b.tensor for b in axis_map.bindings} - written
-    items = {}
+    items, origins = {}, {}
     for tensor in plan.tensors:
         name = tensor.name
         starts = _bounds(plan, ((r.rank, r.box) for r in plan.initial if r.tensor == name), name)
@@ -103,13 +108,14 @@ def place_buffers(plan: Plan, axis_map: AxisMap, writes: Iterable[str]) -> Buffe
             held = _union(goals, _arrivals(plan, name))
             held = held if np.any(held[0] < held[1]) else starts
             items[name, "gathered"] = Buffer(name, "gathered", *held)
+            origins[name] = goals[0] if np.any(goals[0] < goals[1]) else starts[0]
         elif name in written:
             items[name, "send"] = Buffer(name, "send", *starts)
             if np.any(goals[0] < goals[1]):
                 items[name, "result"] = Buffer(name, "result", *goals)
         else:
             items[name, "result"] = Buffer(name, "result", *_union(goals, _arrivals(plan, name)))
-    return Buffers(plan, items)
+    return Buffers(plan, items, origins)
 
 
 def result_tensor(plan: Plan, binding: Binding) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 
@@ -15,7 +16,14 @@ from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.tiles import TileSpace
 
 Emitted = Callable[..., Sequence[jax.Array]]
-"""``emitted(*operands, platform=...)``: one rank's results; traced inside ``jax.shard_map``."""
+"""``emitted(*operands, platform=..., interpret=...)``: one rank's results, in manual mesh axes.
+
+``platform`` is ``cpu``, ``tpu``, ``cuda`` or ``rocm``; on ``cpu`` kernels are interpreted, with the
+settings ``interpret``.
+"""
+
+interpret_settings: ContextVar[Any] = ContextVar("interpret_settings", default=True)
+"""What Pallas's ``interpret`` is on the CPU: True, or settings such as ``pltpu.InterpretParams``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
