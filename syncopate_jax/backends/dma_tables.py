@@ -149,7 +149,7 @@ class Layout:
 
 
 def lay_out(work: Work) -> Layout:
-    """Buffers and tables for ``work``; raises UnsupportedError when it does not fit this backend."""
+    """Buffers and tables for ``work``; raises UnsupportedError when this backend cannot do it."""
     return _LayoutMaker(work).make()
 
 

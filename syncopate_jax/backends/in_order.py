@@ -16,7 +16,7 @@ from syncopate_jax.errors import DeadlockError, UnsupportedError
 from syncopate_jax.ir.schedule import Schedule
 
 WAIT, START, SENT = 0, 1, 2
-"""Instructions: wait for the arrival of an operation's data here, start it, wait until it is sent."""
+"""Instructions: wait for an operation's data to arrive here, start it, wait until it is sent."""
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ settings ``interpret``.
 """
 
 interpret_settings: ContextVar[Any] = ContextVar("interpret_settings", default=True)
-"""What Pallas's ``interpret`` is on the CPU: True, or settings such as ``pltpu.InterpretParams``."""
+"""Pallas's ``interpret`` on the CPU: True, or settings such as ``pltpu.InterpretParams``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Backend ``xla``: JAX's own collectives beside the local kernel; the reference and the fallback."""
+"""Backend ``xla``: JAX's own collectives beside the local kernel; reference and fallback."""
 
 from __future__ import annotations
 

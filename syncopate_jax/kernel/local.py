@@ -127,7 +127,7 @@ class PallasKernel:
     def _follow(
         self, spec: pl.BlockSpec, shape: tuple[int, ...], _write: bool
     ) -> tuple[int | None, ...] | None:
-        """Per dimension the grid axis its block index equals (None: whole); None if any is not so."""
+        """Per dimension the grid axis it follows (None: taken whole); None if one follows none."""
         index = block_indices(spec, self.grid, self.name)
         axes = np.indices(self.grid)
         dims: list[int | None] = []

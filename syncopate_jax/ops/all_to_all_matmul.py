@@ -26,7 +26,7 @@ def all_to_all_matmul(
     split: int | None = None,
     tiles: Mapping[str, int] | None = None,
 ) -> jax.Array:
-    """``all_to_all(x) @ w``: ``x`` goes from column shards to row shards (paper section 6, A2A-GEMM).
+    """``all_to_all(x) @ w``: column shards become row shards (paper section 6, A2A-GEMM).
 
     This is the projection after Ulysses-style attention: heads come in sharded, rows go out so.
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from syncopate_jax.backends import xla
-from syncopate_jax.options import Options
 from syncopate_jax.ops import fused
+from syncopate_jax.options import Options
 from syncopate_jax.runtime import custom_call
 
 _MIRROR = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
@@ -104,7 +104,7 @@ def _contract(
     lhs: jax.Array,
     rhs: jax.Array,
 ) -> jax.Array:
-    backend = fused.choose_backend(spec, axis_names, options, out_dtype, lhs, rhs)
+    backend = fused.choose_backend(spec, options)
     realise = unfused if spec.kind == "none" or backend == "xla" else fused.contract
     return realise(spec, axis_names, options.using(backend=backend), out_dtype, lhs, rhs)
 

@@ -26,7 +26,7 @@ def matmul_all_to_all(
     split: int | None = None,
     tiles: Mapping[str, int] | None = None,
 ) -> jax.Array:
-    """``all_to_all(x @ w)``: the result goes from row shards to column shards (mirror of A2A-GEMM).
+    """``all_to_all(x @ w)``: row shards become column shards (the mirror of A2A-GEMM).
 
     This is the projection before Ulysses-style attention: rows come in sharded, heads go out so.
 

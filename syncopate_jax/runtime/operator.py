@@ -83,7 +83,7 @@ class Operator:
             types.append(jax.ShapeDtypeStruct(shape, out.dtype))
         return types
 
-    def _places(self):  # noqa: ANN202
+    def _places(self):
         work = self.work
         return place_buffers(work.schedule.plan, work.axis_map, work.kernel.results)
 
