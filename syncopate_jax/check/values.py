@@ -1,0 +1,226 @@
+"""Does every goal end up with the right value, each contribution once and nothing for nothing?
+
+The plan is executed on fingerprints: every atom of every tensor (of every rank, if per rank) has
+a pseudo-random 64-bit number; a plain write copies it, a reduction adds it modulo 2^64. A goal's
+number is then the sum over its contributors, and a missing, doubled or foreign contribution
+changes it (but for a chance of 2^-64). Maxima are added too, so that one counted twice is found.
+As nothing races, one legal order stands for all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from syncopate_jax.check.collectives import PLAIN
+from syncopate_jax.check.flow import Flow
+from syncopate_jax.check.report import SHOWN, Report
+from syncopate_jax.ir import comm
+from syncopate_jax.ir.plan import Plan
+
+Array = np.ndarray
+
+EXPLAINED = 20
+"""Wrong goals whose contributions are worked out; each costs a walk back over all moves."""
+
+Contribution = tuple[int, int]
+"""Atom and rank (-1 for a shared tensor's atom)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What execution on fingerprints left behind.
+
+    Attributes:
+      value: [locations] fingerprints at the end.
+      kinds: [locations] bits of the reductions that went into them, ``1 << reduce``.
+      again: [moves] whether a write found the value it brought already there.
+    """
+
+    value: Array
+    kinds: Array
+    again: Array
+
+
+def check_values(plan: Plan, flow: Flow, report: Report) -> None:
+    """Finds goals with wrong values, operations that reach no goal, and repeated deliveries."""
+    per_rank = np.array([tensor.per_rank for tensor in plan.tensors], bool)
+    result = run_fingerprints(flow, per_rank)
+    _check_goals(plan, flow, per_rank, result, report)
+    _check_dead(plan, flow, report)
+    _check_again(flow, result, report)
+
+
+def run_fingerprints(flow: Flow, per_rank: Array) -> Result:
+    """Executes the moves level by level; those of one level read before any of them writes."""
+    value = np.where(flow.initial, _start(flow, per_rank, flow.atom, flow.rank), np.uint64(0))
+    kinds = np.zeros(len(value), np.uint8)
+    holds = flow.initial.copy()
+    again = np.zeros(len(flow.dst), bool)
+    plain = flow.reduce == PLAIN
+    bit = np.where(plain, 0, 1 << flow.reduce).astype(np.uint8)
+    reducing = not np.all(plain)
+    for begin, end in zip(flow.batches[:-1], flow.batches[1:], strict=True):
+        src, dst = flow.src[begin:end], flow.dst[begin:end]
+        brought, brought_kinds = value[src], kinds[src] | bit[begin:end]
+        before, kinds_before, held = value[dst], kinds[dst], holds[dst]
+        if not reducing or np.all(plain[begin:end]):
+            value[dst], kinds[dst], holds[dst] = brought, brought_kinds, True
+        else:
+            set_, add = plain[begin:end], ~plain[begin:end]
+            value[dst[set_]], kinds[dst[set_]] = brought[set_], brought_kinds[set_]
+            holds[dst[set_]] = True
+            np.add.at(value, dst[add], brought[add])
+            np.bitwise_or.at(kinds, dst[add], brought_kinds[add])
+        same = held & (before == value[dst]) & (kinds_before == kinds[dst])
+        again[begin:end] = same & plain[begin:end]
+    return Result(value, kinds, again)
+
+
+def _start(flow: Flow, per_rank: Array, atom: Array, rank: Array) -> Array:
+    """Fingerprints of atoms at the start, on the given ranks."""
+    tensor = np.searchsorted(flow.grid.offset, atom, side="right") - 1
+    return _mix(atom, np.where(per_rank[tensor], rank, -1))
+
+
+def _mix(atom: Array, rank: Array) -> Array:
+    """A 64-bit number for each atom and rank: the finaliser of the SplitMix64 generator."""
+    seed = atom.astype(np.uint64) * np.uint64(0xD1342543DE82EF95)
+    seed ^= (rank.astype(np.int64) + 2).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        seed = (seed ^ (seed >> np.uint64(shift))) * np.uint64(factor)
+    return seed ^ (seed >> np.uint64(31))
+
+
+def _expected(flow: Flow) -> Array:
+    """[goal atoms] fingerprint that each must have."""
+    groups = flow.goals.ranks[flow.goal]
+    keys = groups * max(flow.grid.count, 1) + flow.goal_atom
+    distinct, inverse = np.unique(keys, return_inverse=True)
+    group, atom = np.divmod(distinct, max(flow.grid.count, 1))
+    value = np.empty(len(distinct), np.uint64)
+    for g, ranks in enumerate(flow.goals.contributors):
+        mine = np.flatnonzero(group == g)
+        for rank in ranks or (-1,):
+            term = _mix(atom[mine], np.full(len(mine), rank))
+            value[mine] = term if rank == (ranks or (-1,))[0] else value[mine] + term
+    return value[inverse]
+
+
+def _check_goals(
+    plan: Plan, flow: Flow, per_rank: Array, result: Result, report: Report
+) -> None:
+    both = sum(1 << r for r in range(len(comm.REDUCTIONS)) if r != PLAIN)
+    wrong = result.value[flow.goal_at] != _expected(flow)
+    mixed = ~wrong & (result.kinds[flow.goal_at] == both)
+    for code, bad in (("wrong-value", wrong), ("mixed-reductions", mixed)):
+        goals = np.unique(flow.goal[bad])
+        for i, goal in enumerate(goals[:SHOWN].tolist()):
+            atoms = np.flatnonzero(bad & (flow.goal == goal))
+            rank = int(flow.goals.rank[goal])
+            hull = flow.grid.hull(flow.atom[flow.goal_at[atoms]])
+            if code == "mixed-reductions":
+                why = "mixes sums and maxima; a goal is reduced by one of them"
+            elif i < EXPLAINED:
+                why = _explain(flow, per_rank, int(atoms[0]), report)
+            else:
+                why = "has the wrong value, like the ones above"
+            report.add(code, rank, -1, f"goal {report.box(*hull)} {why}")
+        report.more(code, len(goals), "goals")
+
+
+def _explain(flow: Flow, per_rank: Array, atom: int, report: Report) -> str:
+    """Which contributions one atom of a goal misses, or has too many of."""
+    goal = int(flow.goal[atom])
+    ranks = flow.goals.contributors[flow.goals.ranks[goal]] or (-1,)
+    wanted = Counter({(int(flow.goal_atom[atom]), rank): 1 for rank in ranks})
+    found = contributions(flow, per_rank, int(flow.goal_at[atom]))
+    missing = sorted((wanted - found).elements())
+    foreign = sorted(key for key in found if key not in wanted)
+    doubled = sorted(key for key in found if key in wanted and found[key] > 1)
+    parts = []
+    if missing:
+        parts.append(f"misses {_names(flow, missing, report)}")
+    if doubled:
+        times = ", ".join(f"{_names(flow, [key], report)} {found[key]} times" for key in doubled)
+        parts.append(f"holds {times}")
+    if foreign:
+        parts.append(f"holds {_names(flow, foreign, report)}, which it must not")
+    return "; ".join(parts)
+
+
+def contributions(flow: Flow, per_rank: Array, at: int) -> Counter[Contribution]:
+    """What one location holds at the end, by walking back over the moves that led there."""
+    held: Counter[int] = Counter({at: 1})
+    bounds = zip(flow.batches[:-1][::-1], flow.batches[1:][::-1], strict=True)
+    for begin, end in bounds:
+        mine = begin + np.flatnonzero(np.isin(flow.dst[begin:end], list(held)))
+        if not len(mine):
+            continue
+        after = held.copy()
+        plain = {int(flow.dst[i]): i for i in mine.tolist() if flow.reduce[i] == PLAIN}
+        for place in plain:
+            held.pop(place, None)
+        for i in mine.tolist():
+            place = int(flow.dst[i])
+            if flow.reduce[i] != PLAIN or plain[place] == i:
+                held[int(flow.src[i])] += after[place]
+    found: Counter[Contribution] = Counter()
+    for place, count in held.items():
+        if flow.initial[place]:
+            atom = int(flow.atom[place])
+            tensor = int(np.searchsorted(flow.grid.offset, atom, side="right")) - 1
+            found[atom, int(flow.rank[place]) if per_rank[tensor] else -1] += count
+    return found
+
+
+def _names(flow: Flow, keys: list[Contribution], report: Report, limit: int = 4) -> str:
+    names = []
+    for atom, rank in keys[:limit]:
+        box = report.box(*flow.grid.hull(np.array([atom])))
+        names.append(box if rank < 0 else f"{box} of rank {rank}")
+    rest = len(keys) - limit
+    return ", ".join(names) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _check_dead(plan: Plan, flow: Flow, report: Report) -> None:
+    """Operations whose data reaches no goal, found by walking back from the goals."""
+    live = np.zeros(len(flow.initial), bool)
+    live[flow.goal_at] = True
+    useful = np.zeros(plan.columns.n, bool)
+    plain = flow.reduce == PLAIN
+    for begin, end in zip(flow.batches[:-1][::-1], flow.batches[1:][::-1], strict=True):
+        src, dst = flow.src[begin:end], flow.dst[begin:end]
+        used = live[dst]
+        live[dst[plain[begin:end]]] = False
+        live[src[used]] = True
+        useful[flow.src_row[begin:end][used]] = True
+        useful[flow.dst_row[begin:end][used]] = True
+    report.rows(
+        "dead",
+        np.flatnonzero(~useful),
+        lambda row: (
+            f"brings {report.side(row, 'dst')} to rank {plan.columns.dst_rank[row]}, which reaches "
+            "no goal; drop it or add the goal it serves"
+        ),
+    )
+
+
+def _check_again(flow: Flow, result: Result, report: Report) -> None:
+    moves = np.flatnonzero(result.again)
+    moves = moves[np.argsort(flow.dst_row[moves], kind="stable")]
+    rows, start = np.unique(flow.dst_row[moves], return_index=True)
+    stop = np.append(start[1:], len(moves))
+    spans = dict(zip(rows.tolist(), zip(start.tolist(), stop.tolist(), strict=True), strict=True))
+
+    def text(row: int) -> str:
+        places = flow.dst[moves[slice(*spans[row])]]
+        box = report.box(*flow.grid.hull(flow.atom[places]))
+        return (
+            f"brings {box} to rank {flow.rank[places[0]]}, which holds that value already; "
+            "deliver each element once"
+        )
+
+    report.rows("delivered-twice", rows, text)
