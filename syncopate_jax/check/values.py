@@ -109,9 +109,7 @@ def _expected(flow: Flow) -> Array:
     return value[inverse]
 
 
-def _check_goals(
-    plan: Plan, flow: Flow, per_rank: Array, result: Result, report: Report
-) -> None:
+def _check_goals(plan: Plan, flow: Flow, per_rank: Array, result: Result, report: Report) -> None:
     both = sum(1 << r for r in range(len(comm.REDUCTIONS)) if r != PLAIN)
     wrong = result.value[flow.goal_at] != _expected(flow)
     mixed = ~wrong & (result.kinds[flow.goal_at] == both)
