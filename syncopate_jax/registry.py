@@ -61,6 +61,6 @@ class Registry[T]:
         self._loaded = True
 
 
-templates: Registry[Any] = Registry("plan template", "syncopate_jax.plans")
+templates: Registry[Callable[..., Any]] = Registry("plan template", "syncopate_jax.plans")
 importers: Registry[Any] = Registry("importer", "syncopate_jax.importers")
 backends: Registry[Any] = Registry("backend", "syncopate_jax.backends")
