@@ -15,13 +15,15 @@ used: it would cost JAX's fast dispatch path.
 
 Private parts of JAX in use, read at 0.11.2 and 0.12.0.1, all of them in this file:
 ``config._check_vma`` (is vma tracked, and tracing a kernel without it), ``core.NamedAxisEffect``
-and the effect sets (see above), ``callback._OrderedIOEffect`` (the token the interpreter threads).
+and the effect sets (see above), ``callback._OrderedIOEffect`` (the token the interpreter threads), and
+``source_info_util._source_info_context`` (source lines of kernels).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,6 +34,7 @@ from jax._src import callback as jax_callback
 from jax._src import config as jax_config
 from jax._src import core as jax_core
 from jax._src import effects as jax_effects
+from jax._src import source_info_util as jax_source
 from jax.extend import core as extend_core
 from jax.interpreters import ad, batching, mlir
 
@@ -230,12 +233,32 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, call: _Call, platform:
     io = jax_callback._OrderedIOEffect
     tokens = {io: ctx.tokens_in.get(_launch_order)} if call.ordered else {}
     inner = ctx.replace(avals_in=plain, avals_out=None, tokens_in=mlir.TokenSet(tokens))
-    with jax_config._check_vma(False):
-        outs = mlir.lower_fun(checked)(inner, *operands)
+    with jax_config._check_vma(False), _source_lines_of_kernel():
+        try:
+            outs = mlir.lower_fun(checked)(inner, *operands)
+        except KeyError as error:
+            if call.ordered or error.args != (io,):
+                raise
+            raise UnsupportedError(
+                f"{call.name}: the kernel is interpreted on {platform}, but the call was traced "
+                "without order, for devices of another kind; pass ordered=True to fused_call"
+            ) from error
     if call.ordered:
         after = {_launch_order: inner.tokens_out.get(io)}
         ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet(after)))
     return outs
+
+
+@contextlib.contextmanager
+def _source_lines_of_kernel() -> Iterator[None]:
+    """Give what is traced here its own source lines; while lowering, JAX gives it the caller's."""
+    context = jax_source._source_info_context
+    before = context.context
+    context.context = jax_source.new_source_info().replace(name_stack=before.name_stack)
+    try:
+        yield
+    finally:
+        context.context = before
 
 
 def _show(types: Sequence[tuple[tuple[int, ...], Any]]) -> str:
