@@ -26,7 +26,6 @@ from syncopate_jax.errors import SyncopateError
 from syncopate_jax.registry import backends
 
 
-@backends.register("remote_dma")
 class RemoteDma:
     """Remote copies and DMA semaphores of a TPU, in the order of one core (see ``in_order.py``)."""
 
@@ -310,3 +309,6 @@ class _Refs:
         copy = pltpu.make_async_copy(src, dst, self.local)
         copy.start()
         copy.wait()
+
+
+backends.register("remote_dma")(RemoteDma())

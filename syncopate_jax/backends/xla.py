@@ -50,7 +50,6 @@ def exchange(x: jax.Array, what: Exchange, axis_names: tuple[str, ...]) -> jax.A
     raise InputError(f"exchange: {what.kind!r} is no kind of exchange")
 
 
-@backends.register("xla")
 class Xla:
     """The plan ``ppermute`` by ``ppermute``, before or after the kernel's plain-JAX reference.
 
@@ -137,3 +136,6 @@ def _around(a: Buffer, b: Buffer) -> Buffer:
     """A buffer that holds both, on every rank."""
     lo = np.where(np.all(a.lo < a.hi, axis=-1, keepdims=True), np.minimum(a.lo, b.lo), b.lo)
     return Buffer(a.tensor, "whole", lo, np.maximum(a.hi, b.hi))
+
+
+backends.register("xla")(Xla())

@@ -52,6 +52,7 @@ class Operator:
                 out_types=self.result_types(),
                 axis_names=work.axis_names,
                 name=name,
+                invariant_over=work.axis_names if self._same_on_every_rank() else (),
                 key=(self, interpret),
             )
         )

@@ -13,6 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from syncopate_jax.backends import peers
 from syncopate_jax.runtime import mesh
 from syncopate_jax.runtime.custom_call import fused_call
 
@@ -85,7 +86,7 @@ def _kernel(
     others = [lax.rem(me + d, ranks) for d in range(1, ranks)]
 
     def put(source: Any, to: Any, slot: int) -> Any:
-        peer = mesh.peer_id(axes, to)
+        peer = peers.peer_id(axes, to)
         return pltpu.make_async_remote_copy(
             x, out.at[source], send.at[slot], arrive.at[source], device_id=peer
         )
@@ -93,7 +94,7 @@ def _kernel(
     if fault != "no barrier":  # a peer's buffers exist only while it is in the kernel
         barrier = pltpu.get_barrier_semaphore()
         for other in others:
-            pl.semaphore_signal(barrier, 1, device_id=mesh.peer_id(axes, other))
+            pl.semaphore_signal(barrier, 1, device_id=peers.peer_id(axes, other))
         pl.semaphore_wait(barrier, ranks - 1)
 
     own = pltpu.make_async_copy(x, out.at[me], local)
@@ -103,7 +104,7 @@ def _kernel(
         put(me, other, slot).start()
         if fault == "signal for arrival":  # sent is not arrived
             put(me, other, slot).wait_send()
-            pl.semaphore_signal(signal.at[me], 1, device_id=mesh.peer_id(axes, other))
+            pl.semaphore_signal(signal.at[me], 1, device_id=peers.peer_id(axes, other))
 
     for source in others:
         if fault == "signal for arrival":
