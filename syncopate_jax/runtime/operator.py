@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import jax
 
-from syncopate_jax.backends.buffers import place_buffers, result_tensor
+from syncopate_jax.backends.buffers import Buffers, place_buffers, result_tensor
 from syncopate_jax.backends.interface import Backend, Work, interpret_settings
 from syncopate_jax.errors import InputError
 from syncopate_jax.runtime import custom_call, mesh
@@ -84,7 +84,20 @@ class Operator:
             types.append(jax.ShapeDtypeStruct(shape, out.dtype))
         return types
 
-    def _places(self):
+    def _same_on_every_rank(self) -> bool:
+        """Whether every result is bound and its goals are alike on all ranks (an all-reduce)."""
+        work, plan = self.work, self.work.schedule.plan
+        bound = {b.operand: b for b in work.axis_map.bindings}
+        if not all(name in bound for name in work.kernel.results):
+            return False
+        ends = {result_tensor(plan, bound[name]) for name in work.kernel.results}
+        goals: list[set[object]] = [set() for _ in range(plan.num_ranks)]
+        for goal in plan.goals:
+            if goal.tensor in ends:
+                goals[goal.rank].add((goal.tensor, goal.box, goal.source_chunk, goal.ranks))
+        return all(one == goals[0] for one in goals)
+
+    def _places(self) -> Buffers:
         work = self.work
         return place_buffers(work.schedule.plan, work.axis_map, work.kernel.results)
 

@@ -1,4 +1,4 @@
-"""The operators' variants as data: what each takes, gives, and should equal; shared by all tests."""
+"""The operators' variants as data: what each takes, gives and should equal; for all tests."""
 
 from __future__ import annotations
 
