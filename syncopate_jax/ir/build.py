@@ -21,15 +21,36 @@ def build_plan(
     initial: Sequence[Region],
     goals: Sequence[Goal],
     ops: Sequence[Sequence[Operation]],
+    *,
+    channels: Sequence[str] = (),
+    groups: Sequence[tuple[int, ...]] = (),
+    origins: Sequence[str] = (),
+    ndim: int | None = None,
 ) -> Plan:
     """A plan from operation objects, ``ops[rank]`` being that rank's list in issue order.
 
+    ``channels``, ``groups`` and ``origins`` come first in the plan's tables, in that order, whether
+    used or not; others follow in order of first use. Boxes are padded to ``ndim`` dimensions, those
+    of the widest tensor if None.
+
     Raises InputError when an operation names a tensor the plan lacks, has a box of other rank
-    than its tensor, or sits in another rank's list. Everything else is ``check.verify``'s to find.
+    than its tensor, or sits in another rank's list, or when ``ndim`` is too small for a tensor.
+    Everything else is ``check.verify``'s to find.
     """
     if len(ops) != num_ranks:
         raise InputError(f"plan {name}: {num_ranks} ranks need as many lists, found {len(ops)}")
-    return _Builder(name, num_ranks, tuple(tensors), tuple(initial), tuple(goals)).build(ops)
+    widest = max((len(tensor.shape) for tensor in tensors), default=0)
+    if ndim is not None and ndim < widest:
+        raise InputError(f"plan {name}: boxes of {ndim} dimensions, a tensor has {widest}")
+    builder = _Builder(name, num_ranks, tuple(tensors), tuple(initial), tuple(goals))
+    builder.ndim = widest if ndim is None else ndim
+    for table, known in (
+        (builder.channels, channels),
+        (builder.groups, groups),
+        (builder.origins, origins),
+    ):
+        table.update({value: i for i, value in enumerate(known)})
+    return builder.build(ops)
 
 
 class _Builder:
@@ -46,7 +67,7 @@ class _Builder:
         self.head = (name, num_ranks, tensors, initial, goals)
         self.index = {tensor.name: i for i, tensor in enumerate(tensors)}
         self.tensors = tensors
-        self.ndim = max((len(tensor.shape) for tensor in tensors), default=0)
+        self.ndim = 0
         self.channels: dict[str, int] = {}
         self.groups: dict[tuple[int, ...], int] = {}
         self.origins: dict[str, int] = {}
@@ -65,7 +86,7 @@ class _Builder:
                 self._add(op, f"plan {self.head[0]}: rank {rank} op {index}")
         boxes = ("src_lo", "src_hi", "dst_lo", "dst_hi", "cdep_lo", "cdep_hi")
         arrays = {
-            key: np.array(rows, np.int32).reshape(-1, self.ndim if key in boxes else 1)
+            key: np.array(rows, np.int32).reshape(len(rows), self.ndim if key in boxes else 1)
             for key, rows in self.columns.items()
         }
         return Plan(
