@@ -41,8 +41,9 @@ def _stuck_operations(engine: Engine) -> list[str]:
 
 def _unmet_dependencies(engine: Engine, op: int) -> list[str]:
     c = engine.plan.columns
-    rows = c.dep_row(engine.plan.num_ranks)[c.dep_start[op] : c.dep_start[op + 1]].tolist()
-    return [_name(engine, row) for row in rows if engine.finish[row] < 0]
+    row = engine.row[op]
+    rows = c.dep_row(engine.plan.num_ranks)[c.dep_start[row] : c.dep_start[row + 1]]
+    return [_name(engine, dep) for dep in engine.op[rows].tolist() if engine.finish[dep] < 0]
 
 
 def _stuck_workers(engine: Engine) -> list[str]:
@@ -87,7 +88,8 @@ def _raisers(engine: Engine, slot: int) -> str:
     return f"to be raised by {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
 
 
-def _name(engine: Engine, row: int) -> str:
+def _name(engine: Engine, op: int) -> str:
+    row = int(engine.row[op])
     rank = int(engine.plan.columns.rank[row])
     return f"rank {rank} op {row - int(np.searchsorted(engine.plan.columns.rank, rank))}"
 

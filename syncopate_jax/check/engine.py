@@ -2,8 +2,11 @@
 
 At each instant events happen in phases (flows end, data lands, tiles stop, signals arrive, flows
 start), and only then are ports shared anew, so that what ends and what starts together never
-overlap. An entity is an operation's row, or ``ops + row`` for a tile; ``cause`` holds the entity
-whose progress let another begin, which is what the critical path follows.
+overlap. An entity is an operation, or ``ops + row`` for a tile; ``cause`` holds the entity whose
+progress let another begin, which is what the critical path follows.
+
+Operations are numbered by their place in their queue first, not by row: ranks that work alike are
+then neighbours in memory at every step, which halves the time of a million operations.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from syncopate_jax.check.flows import ENDED, Flows
+from syncopate_jax.check.sharing import ENDED, Flows
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir.columns import Columns
 from syncopate_jax.ir.plan import Plan
@@ -43,8 +46,8 @@ class Engine:
         self.heap: list[tuple[float, int, int, int]] = []
         self.num_ops = plan.num_ops
         self.finished_ops = self.finished_tiles = 0
-        self._init_transfers(plan, topology)
         self._init_queues(plan)
+        self._init_transfers(plan, topology)
         self._init_dependencies(plan)
         self._init_slots(schedule)
         self._init_tiles(schedule, seconds)
@@ -52,6 +55,15 @@ class Engine:
         self.begin = [-1.0] * entities
         self.finish = [-1.0] * entities
         self.cause = [-1] * entities
+
+    def rows(self, entities: Array) -> Array:
+        """``entities`` with operations by row of the plan's columns; -1 stays."""
+        row = np.concatenate([self.row, np.arange(self.num_ops, self.num_ops + self.num_tiles)])
+        return np.where(entities < 0, -1, np.append(row, -1)[entities])
+
+    def by_row(self, values: Array) -> Array:
+        """[entities] ``values`` with operations in row order."""
+        return np.concatenate([values[: self.num_ops][self.op], values[self.num_ops :]])
 
     def run(self) -> None:
         """Lets time pass until no event is left."""
@@ -102,13 +114,13 @@ class Engine:
             dst[rows] = np.where(ported, len(capacity) + ports + channel.port[d], -1)
             capacity += [*channel.egress.tolist(), *channel.ingress.tolist()]
         self._check_links(plan, topology, link)
-        size = transfer_bytes(plan)
-        self.latency = latency.tolist()
+        size = transfer_bytes(plan).astype(np.float64)
+        self.latency = latency[self.row].tolist()
         self.flows = Flows(
-            src.tolist(),
-            dst.tolist(),
-            link.tolist(),
-            size.astype(np.float64).tolist(),
+            src[self.row].tolist(),
+            dst[self.row].tolist(),
+            link[self.row].tolist(),
+            size[self.row].tolist(),
             capacity,
             self.heap,
         )
@@ -138,9 +150,14 @@ class Engine:
         queue = c.rank.astype(np.int64) * channels + c.channel
         order = np.argsort(queue, kind="stable")
         start = np.searchsorted(queue[order], np.arange(plan.num_ranks * channels + 1))
+        place = np.empty(plan.num_ops, np.int64)
+        place[order] = np.arange(plan.num_ops) - start[queue[order]]
+        # Both ways between an operation's number and its row: row[op], op[row].
+        self.row = np.argsort(place, kind="stable")
+        self.op = np.argsort(self.row)
         self.num_channels = channels
-        self.queue_of = queue.tolist()
-        self.queue_ops = order.tolist()
+        self.queue_of = queue[self.row].tolist()
+        self.queue_ops = self.op[order].tolist()
         self.queue_next = start[:-1].tolist()
         self.queue_end = start[1:].tolist()
         self.queue_busy = [False] * (plan.num_ranks * channels)
@@ -197,11 +214,12 @@ class Engine:
         target = c.dep_row(plan.num_ranks)
         owner = c.dep_owner()
         _check_dependencies(plan, c, target, owner)
+        target, owner = self.op[target], self.op[owner]
         order = np.argsort(target, kind="stable")
         start = np.searchsorted(target[order], np.arange(plan.num_ops + 1))
         self.dependent_start = start.tolist()
         self.dependents = owner[order].tolist()
-        self.unmet = np.diff(c.dep_start).tolist()
+        self.unmet = np.diff(c.dep_start)[self.row].tolist()
         self.notifies = (np.diff(start) > 0).tolist()
 
     # Slots.
@@ -220,16 +238,17 @@ class Engine:
         self.slot_value = [0] * slots
         self.slot_raisers = [[] for _ in range(slots)]
         self.slot_waiters = [[] for _ in range(slots)]
-        signals = schedule.op_signals
+        raised = _target_slots(schedule, base, schedule.op_signals, "op_signals")
+        signals = Rows.grouped(self.op[schedule.op_signals.owner], raised, self.num_ops)
         self.op_signal_start = signals.start.tolist()
-        self.op_signals = _target_slots(schedule, base, signals, "op_signals").tolist()
+        self.op_signals = signals.values.tolist()
         for op in np.flatnonzero(np.diff(signals.start)).tolist():
             self.notifies[op] = True
         waits = schedule.op_waits
         rank = plan.columns.rank[waits.owner]
         slot = _own_slots(schedule, base, rank, waits.values[:, 0], "op_waits").tolist()
         counts = waits.values[:, 1].tolist()
-        for op, s, count in zip(waits.owner.tolist(), slot, counts, strict=True):
+        for op, s, count in zip(self.op[waits.owner].tolist(), slot, counts, strict=True):
             if count > 0:
                 self.unmet[op] += 1
                 self.slot_waiters[s].append((count, op, 0))

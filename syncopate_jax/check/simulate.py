@@ -3,9 +3,9 @@
 Operations of one rank and channel are issued in list order, one at a time: the head of the queue
 starts when the operations it depends on have landed and the slots it waits for have been raised,
 holds the queue while it is issued and its bytes flow, and lands a latency later (``ir.topology``).
-Transfers that meet at a port share it max-min fairly (``check.flows``). With a schedule each rank's
-workers compute their tiles in order, stop at the waits before a tile, inside its reduction loop and
-before its epilogue, and raise slots; without one, compute dependencies are taken as met at 0.
+Transfers that meet at a port share it max-min fairly (``check.sharing``). With a schedule each
+rank's workers compute their tiles in order, stop at the waits before a tile, inside its reduction
+loop and before its epilogue, and raise slots; without one, compute dependencies count as met at 0.
 
 What is left out: the SMs that communication takes from tiles, cache effects, host work, and what a
 reduction costs beyond its transfer. The result is a bound to plan with, not a measurement.
@@ -55,7 +55,9 @@ def simulate(
     if engine.finished_ops < plan.num_ops or engine.finished_tiles < engine.num_tiles:
         raise_deadlock(engine)
     shape = (plan.num_ranks, schedule.num_tiles if schedule else 0)
-    start, finish = np.array(engine.begin), np.array(engine.finish)
+    start = engine.by_row(np.array(engine.begin))
+    finish = engine.by_row(np.array(engine.finish))
+    waits = np.array(engine.tile_waits, np.int64).reshape(-1, 2)
     ops = plan.num_ops
     return Timeline(
         plan=plan,
@@ -67,9 +69,9 @@ def simulate(
         tile_start=start[ops:].reshape(shape),
         tile_finish=finish[ops:].reshape(shape),
         tile_seconds=seconds,
-        tile_op=np.array(engine.tile_op, np.int64).reshape(shape),
-        waits=np.array(engine.tile_waits, np.int64).reshape(-1, 2),
-        cause=np.array(engine.cause, np.int64),
+        tile_op=engine.rows(np.array(engine.tile_op, np.int64)).reshape(shape),
+        waits=np.stack([waits[:, 0], engine.rows(waits[:, 1])], axis=1),
+        cause=engine.by_row(engine.rows(np.array(engine.cause, np.int64))),
     )
 
 
