@@ -273,9 +273,7 @@ def _record_races(report: Report) -> Iterator[None]:
         yield
 
 
-def _record_leftovers(
-    report: Report, names: list[str]
-) -> contextlib.AbstractContextManager[None]:
+def _record_leftovers(report: Report, names: list[str]) -> contextlib.AbstractContextManager[None]:
     method = "get_sempahores_with_nonzero_count"  # spelt so in JAX
     find = getattr(shared_memory.SharedMemory, method)
 

@@ -58,7 +58,9 @@ def test_a_deadlock_names_who_waits_and_the_process_goes_on(mode):
 @pytest.mark.parametrize("mode", interpret.MODES)
 def test_sent_is_not_arrived(mode):
     """Why a put's own semaphore, not a signal after the put, announces a chunk on a TPU."""
-    with pytest.raises(interpret.RaceFound, match=r"race\(s\); the first:\nRACE DETECTED") as caught:
+    with pytest.raises(
+        interpret.RaceFound, match=r"race\(s\); the first:\nRACE DETECTED"
+    ) as caught:
         run(mode, "signal for arrival")
     assert str(caught.value).count("push_all_gather.py") == 2
 
