@@ -47,9 +47,7 @@ def one_of(where: str, what: str, value: str, known: Sequence[str]) -> int:
 
 def origin_text(name: str, **arguments: object) -> str:
     """``name(argument=value, …)`` without the arguments that are None; long tuples are cut short."""
-    shown = (
-        f"{key}={_short(value)}" for key, value in arguments.items() if value is not None
-    )
+    shown = (f"{key}={_short(value)}" for key, value in arguments.items() if value is not None)
     return f"{name}({', '.join(shown)})"
 
 

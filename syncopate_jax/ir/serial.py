@@ -59,9 +59,7 @@ def to_json(plan: Plan) -> str:
             {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "per_rank": t.per_rank}
             for t in plan.tensors
         ],
-        "initial": [
-            {**_place(region), "produced": region.produced} for region in plan.initial
-        ],
+        "initial": [{**_place(region), "produced": region.produced} for region in plan.initial],
         "goals": [
             {
                 **_place(goal),
