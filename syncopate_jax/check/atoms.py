@@ -83,9 +83,7 @@ class Grid:
         base = np.arange(len(extents)) * self.stride[d]
         return expand(base, base + extents + 1)
 
-    def _shifts(
-        self, d: int, links: Sequence[tuple[Boxes, Boxes]]
-    ) -> tuple[Array, Array, Array]:
+    def _shifts(self, d: int, links: Sequence[tuple[Boxes, Boxes]]) -> tuple[Array, Array, Array]:
         """Distinct intervals of keys along ``d`` and how far each carries its cuts."""
         rows = [np.zeros((0, 3), np.int64)]
         for one, other in links:

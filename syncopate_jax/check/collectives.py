@@ -44,7 +44,7 @@ class Transfers:
     reduce: Array
 
 
-def find_instances(plan: Plan, report: Report | None = None) -> list[Instances]:
+def find_instances(plan: Plan, report: Report) -> list[Instances]:
     """The collectives of a plan; those that some member does not list are left out and reported."""
     c = plan.columns
     rows = np.flatnonzero(c.kind != 0)
@@ -60,7 +60,7 @@ def find_instances(plan: Plan, report: Report | None = None) -> list[Instances]:
         count = min(counts.values())
         most = max(counts, key=lambda rank: counts[rank])
         for rank, number in counts.items():
-            if report is not None and number < counts[most]:
+            if number < counts[most]:
                 report.add(
                     "collective-count", rank, -1,
                     f"rank {rank} lists {number} collectives over group {group}, but rank {most} "

@@ -124,7 +124,9 @@ def find_flow(plan: Plan, transfers: Transfers, order: Order) -> Flow:
 def _moved(tensor: Array, lo: Array, hi: Array, ndim: int) -> Boxes:
     shape = (len(tensor), ndim)
     return Boxes(
-        tensor.astype(np.int64), lo.astype(np.int64).reshape(shape), hi.astype(np.int64).reshape(shape)
+        tensor.astype(np.int64),
+        lo.astype(np.int64).reshape(shape),
+        hi.astype(np.int64).reshape(shape),
     )
 
 

@@ -73,10 +73,7 @@ def happens_before(plan: Plan, instances: list[Instances]) -> Order:
     c = plan.columns
     dep, owner = c.dep_row(plan.num_ranks), c.dep_owner()
     node, count = node_of_row(plan, instances)
-    if len(dep):
-        levels = find_levels(count, node[dep], node[owner])
-    else:
-        levels = np.zeros(count, np.int64)
+    levels = find_levels(count, node[dep], node[owner])
     level = levels[node]
     position = np.empty(c.n, np.int64)
     position[np.argsort(level, kind="stable")] = np.arange(c.n)
@@ -95,6 +92,8 @@ def happens_before(plan: Plan, instances: list[Instances]) -> Order:
 
 def find_levels(count: int, tail: Array, head: Array) -> Array:
     """[count] length of the longest path to each node; -1 on a cycle and behind one."""
+    if not len(head):
+        return np.zeros(count, np.int64)
     level = np.full(count, -1, np.int64)
     waiting = np.bincount(head, minlength=count)
     by_tail = np.argsort(tail, kind="stable")

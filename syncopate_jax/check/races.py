@@ -8,6 +8,7 @@ the next: the rest follows, since happens-before is transitive and no run is emp
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -130,7 +131,7 @@ def _unordered(touches: Touches, reach: Reach, runs: Runs) -> list[Array]:
     count = (runs.second_stop - runs.second)[run]
     block = np.cumsum(count) // BLOCK
     cuts = np.append(np.flatnonzero(np.diff(block, prepend=-1)), len(block))
-    for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
+    for begin, end in itertools.pairwise(cuts.tolist()):
         mine = slice(begin, end)
         ones = np.repeat(left[mine], count[mine])
         others = expand(runs.second[run[mine]], runs.second_stop[run[mine]])

@@ -133,7 +133,7 @@ def _check_source(plan: Plan, report: Report, goal: Goal) -> None:
     lo = tuple(goal.source_lo) or goal.box.lo
     hi = tuple(a + e for a, e in zip(lo, goal.box.shape, strict=False))
     inside = len(lo) == len(source.shape) == goal.box.ndim and all(
-        0 <= a and b <= e for a, b, e in zip(lo, hi, source.shape, strict=True)
+        a >= 0 and b <= e for a, b, e in zip(lo, hi, source.shape, strict=True)
     )
     if not inside:
         report.add(

@@ -6,6 +6,8 @@ enough that some plain write comes earlier in one legal order.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from syncopate_jax.check.collectives import PLAIN
@@ -129,7 +131,7 @@ def _covered(flow: Flow, order: Order, reach: Reach, rows: Array, places: Array)
     stop = np.searchsorted(known, places, side="right")
     block = np.cumsum(stop - start) // BLOCK
     cuts = np.append(np.flatnonzero(np.diff(block, prepend=-1)), len(rows))
-    for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
+    for begin, end in itertools.pairwise(cuts.tolist()):
         pair = np.repeat(np.arange(begin, end), (stop - start)[begin:end])
         ahead = waiting[expand(start[begin:end], stop[begin:end])]
         result[pair[reach.before(ahead, rows[pair])]] = True

@@ -9,6 +9,7 @@ As nothing races, one legal order stands for all.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 
@@ -62,7 +63,7 @@ def run_fingerprints(flow: Flow, per_rank: Array) -> Result:
     plain = flow.reduce == PLAIN
     bit = np.where(plain, 0, 1 << flow.reduce).astype(np.uint8)
     reducing = not np.all(plain)
-    for begin, end in zip(flow.batches[:-1], flow.batches[1:], strict=True):
+    for begin, end in itertools.pairwise(flow.batches.tolist()):
         src, dst = flow.src[begin:end], flow.dst[begin:end]
         brought, brought_kinds = value[src], kinds[src] | bit[begin:end]
         before, kinds_before, held = value[dst], kinds[dst], holds[dst]
@@ -109,9 +110,7 @@ def _expected(flow: Flow) -> Array:
     return value[inverse]
 
 
-def _check_goals(
-    plan: Plan, flow: Flow, per_rank: Array, result: Result, report: Report
-) -> None:
+def _check_goals(plan: Plan, flow: Flow, per_rank: Array, result: Result, report: Report) -> None:
     both = sum(1 << r for r in range(len(comm.REDUCTIONS)) if r != PLAIN)
     wrong = result.value[flow.goal_at] != _expected(flow)
     mixed = ~wrong & (result.kinds[flow.goal_at] == both)
@@ -154,8 +153,7 @@ def _explain(flow: Flow, per_rank: Array, atom: int, report: Report) -> str:
 def contributions(flow: Flow, per_rank: Array, at: int) -> Counter[Contribution]:
     """What one location holds at the end, by walking back over the moves that led there."""
     held: Counter[int] = Counter({at: 1})
-    bounds = zip(flow.batches[:-1][::-1], flow.batches[1:][::-1], strict=True)
-    for begin, end in bounds:
+    for end, begin in itertools.pairwise(flow.batches[::-1].tolist()):
         mine = begin + np.flatnonzero(np.isin(flow.dst[begin:end], list(held)))
         if not len(mine):
             continue
@@ -191,7 +189,7 @@ def _check_dead(plan: Plan, flow: Flow, report: Report) -> None:
     live[flow.goal_at] = True
     useful = np.zeros(plan.columns.n, bool)
     plain = flow.reduce == PLAIN
-    for begin, end in zip(flow.batches[:-1][::-1], flow.batches[1:][::-1], strict=True):
+    for end, begin in itertools.pairwise(flow.batches[::-1].tolist()):
         src, dst = flow.src[begin:end], flow.dst[begin:end]
         used = live[dst]
         live[dst[plain[begin:end]]] = False
@@ -210,13 +208,10 @@ def _check_dead(plan: Plan, flow: Flow, report: Report) -> None:
 
 def _check_again(flow: Flow, result: Result, report: Report) -> None:
     moves = np.flatnonzero(result.again)
-    moves = moves[np.argsort(flow.dst_row[moves], kind="stable")]
-    rows, start = np.unique(flow.dst_row[moves], return_index=True)
-    stop = np.append(start[1:], len(moves))
-    spans = dict(zip(rows.tolist(), zip(start.tolist(), stop.tolist(), strict=True), strict=True))
+    rows = np.unique(flow.dst_row[moves])
 
     def text(row: int) -> str:
-        places = flow.dst[moves[slice(*spans[row])]]
+        places = flow.dst[moves[flow.dst_row[moves] == row]]
         box = report.box(*flow.grid.hull(flow.atom[places]))
         return (
             f"brings {box} to rank {flow.rank[places[0]]}, which holds that value already; "

@@ -10,7 +10,12 @@ own. That tiles run at all is the schedule's to show, too: they are taken to fin
 from __future__ import annotations
 
 from syncopate_jax.check.bounds import check_boxes, check_indices
-from syncopate_jax.check.collectives import check_collectives, find_instances, find_transfers
+from syncopate_jax.check.collectives import (
+    Instances,
+    check_collectives,
+    find_instances,
+    find_transfers,
+)
 from syncopate_jax.check.flow import find_flow
 from syncopate_jax.check.order import check_order, happens_before
 from syncopate_jax.check.races import check_races
@@ -22,6 +27,9 @@ from syncopate_jax.check.values import check_values
 from syncopate_jax.errors import Finding, PlanError, UnsupportedError
 from syncopate_jax.ir.plan import Plan
 
+UNREADABLE = ("unsorted", "bad-index", "bad-group", "no-such-op", "not-an-end")
+"""Findings after which a plan's operations cannot be looked up."""
+
 
 def verify(plan: Plan) -> tuple[Finding, ...]:
     """Every fault found in ``plan``; an empty tuple means that it is proven sound.
@@ -30,16 +38,11 @@ def verify(plan: Plan) -> tuple[Finding, ...]:
     deliveries that are each made once. Faults beyond 100 of one kind are counted, not listed.
     """
     report = Report(plan)
-    check_indices(plan, report)
-    if report.findings:
-        return tuple(report.findings)
-    instances = find_instances(plan, report)
-    check_boxes(plan, report)
-    check_regions(plan, report)
-    check_collectives(plan, instances, report)
-    check_order(plan, instances, report)
+    instances = find_malformed(plan, report)
+    if all(finding.code not in UNREADABLE for finding in report.findings):
+        check_order(plan, instances, report)
     if not report.findings:
-        _verify_data(plan, report)
+        _verify_data(plan, instances, report)
     return tuple(report.findings)
 
 
@@ -50,8 +53,22 @@ def check(plan: Plan) -> None:
         raise PlanError(plan.name, findings)
 
 
-def _verify_data(plan: Plan, report: Report) -> None:
-    instances = find_instances(plan)
+def find_malformed(plan: Plan, report: Report) -> list[Instances]:
+    """Reports indices, boxes, regions and collectives that make no sense by themselves.
+
+    Returns the plan's collectives, none if indices are wrong.
+    """
+    check_indices(plan, report)
+    if report.findings:
+        return []
+    instances = find_instances(plan, report)
+    check_boxes(plan, report)
+    check_regions(plan, report)
+    check_collectives(plan, instances, report)
+    return instances
+
+
+def _verify_data(plan: Plan, instances: list[Instances], report: Report) -> None:
     order = happens_before(plan, instances)
     try:
         flow = find_flow(plan, find_transfers(plan, instances), order)
