@@ -7,6 +7,7 @@ read and the chunk to write, and the copies that must be made first.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +70,7 @@ def _all_to_all_arguments(parts: Sequence[Collective]) -> dict[str, Any]:
             "shards_to": tuple(part.dst.box.shape[split] for part in parts),
         }
     cuts = (split_points(extent, size) for extent in sent)
-    counts = tuple(tuple(b - a for a, b in zip(cut, cut[1:], strict=False)) for cut in cuts)
+    counts = tuple(tuple(b - a for a, b in itertools.pairwise(cut)) for cut in cuts)
     return {"num_ranks": size, "shape": _with(shape, split, max(sent)), "axis": split,
             "counts": counts}  # fmt: skip
 

@@ -1,8 +1,9 @@
-"""Replaces collectives by the P2P operations of a template, which kernels can wait for one by one."""
+"""Replaces collectives by a template's P2P operations, which kernels can wait for one by one."""
 
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -104,7 +105,7 @@ class _Expansion:
         self.old = [plan.row(i) for i in range(plan.num_ops)]
         target = plan.columns.dep_row(plan.num_ranks).tolist()
         start = plan.columns.dep_start.tolist()
-        self.waits = [target[a:b] for a, b in zip(start, start[1:], strict=False)]
+        self.waits = [target[a:b] for a, b in itertools.pairwise(start)]
         self.listed: list[list[_New]] = [[] for _ in self.old]
         self.touching: list[list[_New]] = [[] for _ in self.old]
         for row, op in enumerate(self.old):
@@ -215,7 +216,7 @@ class _Expansion:
 
 @dataclass(slots=True)
 class _Group:
-    """One collective on its way to P2P operations; members are known by their place in the group."""
+    """One collective on its way to P2P operations; members go by their place in the group."""
 
     to: _Expansion
     rows: Sequence[int]
@@ -277,7 +278,7 @@ class _Group:
     def _after(
         self, op: P2P, ops: Sequence[Sequence[P2P]], made: Mapping[tuple[int, int], _New]
     ) -> list[_New]:
-        """What ``op`` waits for in the template; what moves nothing stands for what it waits for."""
+        """What ``op`` waits for; an operation that moves nothing stands for what it waits for."""
         found: dict[int, _New] = {}
         for dep in op.deps:
             if isinstance(dep, OpDep):
