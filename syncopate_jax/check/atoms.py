@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncopate_jax.check.order import expand
+from syncopate_jax.check.integers import distinct, distinct_rows, expand, is_member
 from syncopate_jax.errors import UnsupportedError
 
 Array = np.ndarray
@@ -59,8 +59,8 @@ class Grid:
         keys = [ids, ids + self.shapes[:, d]]
         for box in boxes:
             base = box.tensor * stride
-            keys += [np.unique(base + box.lo[:, d]), np.unique(base + box.hi[:, d])]
-        found = np.unique(np.concatenate(keys))
+            keys += [distinct(base + box.lo[:, d]), distinct(base + box.hi[:, d])]
+        found = distinct(np.concatenate(keys))
         start, length, shift = self._shifts(d, links)
         fresh = found if len(start) else found[:0]
         for _ in range(MAX_ROUNDS):
@@ -68,8 +68,9 @@ class Grid:
                 return found
             at, stop = np.searchsorted(fresh, start), np.searchsorted(fresh, start + length)
             moved = fresh[expand(at, stop)] + np.repeat(shift, stop - at)
-            fresh = np.setdiff1d(moved, found)
-            found = np.union1d(found, fresh)
+            moved = distinct(moved)
+            fresh = moved[~is_member(moved, found)]
+            found = distinct(np.concatenate([found, fresh]))
         return self._cut_everywhere(d)
 
     def _cut_everywhere(self, d: int) -> Array:
@@ -93,7 +94,7 @@ class Grid:
             apart = a != b
             a, b, length = a[apart], b[apart], length[apart]
             rows += [np.stack([a, length, b - a], axis=1), np.stack([b, length, a - b], axis=1)]
-        return tuple(np.unique(np.concatenate(rows), axis=0).T)
+        return tuple(distinct_rows(np.concatenate(rows))[0].T)
 
     def span(self, boxes: Boxes) -> tuple[Array, Array]:
         """[n, d] first cell of each box, and its number of cells, along each dimension."""

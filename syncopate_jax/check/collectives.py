@@ -233,7 +233,8 @@ def _overlaps(plan: Plan, rows: Array, m: int) -> bool:
     kind = comm.KINDS[c.kind[row]]
     if kind == "broadcast" and m:
         return False
-    if not np.all((c.src_lo[row] < c.dst_hi[row]) & (c.dst_lo[row] < c.src_hi[row])):
+    lo, hi = (np.maximum(c.src_lo[row], c.dst_lo[row]), np.minimum(c.src_hi[row], c.dst_hi[row]))
+    if np.any(lo >= hi):
         return False
     src_lo, _, dst_lo, _, _ = _pieces(plan, rows[None])
     return kind == "all_to_all" or not np.array_equal(src_lo[0, m, m], dst_lo[0, m, m])

@@ -139,8 +139,8 @@ def _number(keys: tuple[Array, ...], limit: int) -> tuple[Array, list[Array]]:
             seen[key] = True
         place = np.cumsum(seen) - 1
         return np.flatnonzero(seen), [place[key] for key in keys]
-    known = np.unique(np.concatenate([np.unique(key) for key in keys]))
-    return known, [np.searchsorted(known, key) for key in keys]
+    known, place = np.unique(np.concatenate(keys), return_inverse=True)
+    return known, np.split(place, np.cumsum([len(key) for key in keys])[:-1])
 
 
 def _batches(level: Array) -> tuple[Array | None, Array]:

@@ -78,8 +78,9 @@ def goal_reductions(plan: Plan) -> tuple[str, ...]:
     ``execute`` accepts and finishes.
     """
     instances = find_instances(plan, Report(plan))
-    order = happens_before(plan, instances)
-    flow = find_flow(plan, find_transfers(plan, instances), order)
+    transfers = find_transfers(plan, instances)
+    order = happens_before(plan, instances, transfers)
+    flow = find_flow(plan, transfers, order)
     per_rank = np.array([tensor.per_rank for tensor in plan.tensors], bool)
     kinds = run_fingerprints(flow, per_rank).kinds[flow.goal_at]
     by_goal = np.zeros(len(plan.goals), np.uint8)

@@ -1,11 +1,10 @@
 """What happens before what: issue order, dependencies, cycles, and levels of the plan's rows.
 
-Two graphs share their nodes: a node for each row, then one for each collective, at which its
-members meet. In the *issue* graph a row follows its dependencies and the row issued before it on
-its rank and channel, and a collective's rows are one node, since each blocks until all are there.
-A cycle in it is a deadlock. The *happens-before* graph has dependencies alone, since issue order
-says nothing about completion: a P2P row follows what it waits for; a collective's row follows what
-every member waits for whose data it receives.
+In the *issue* graph a row follows its dependencies and the row issued before it on its rank and
+channel, and the rows of one collective are one node, since each blocks until all are there. A cycle
+in it is a deadlock. The *happens-before* graph has dependencies alone, since issue order says
+nothing about completion: a P2P row follows what it waits for; a collective's row follows what those
+members wait for whose data it receives, as a member that sends it nothing may come later.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncopate_jax.check.collectives import Instances
+from syncopate_jax.check.collectives import Instances, Transfers
+from syncopate_jax.check.integers import distinct, expand
 from syncopate_jax.check.report import Report
 from syncopate_jax.ir import comm
 from syncopate_jax.ir.plan import Plan
@@ -24,14 +24,16 @@ Array = np.ndarray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
-    """The happens-before graph of a plan without deadlock; ``nodes`` are rows, then collectives.
+    """The happens-before graph of a plan without deadlock.
+
+    Its nodes are the rows, then for each row of a collective the point from which it may start.
 
     Attributes:
       level: [rows] every row's level is above those of the rows it follows.
       position: [rows] place of each row in one legal order (by level, then row).
       depth: [nodes] a level for each node, as fine as the edges need.
       tail, head: [edges] the head follows the tail.
-      entry: [rows] the node that stands for a row's dependencies: the collective, or itself.
+      entry: [rows] the node that follows a row's dependencies: its start, or a P2P row itself.
     """
 
     level: Array
@@ -68,25 +70,21 @@ def check_order(plan: Plan, instances: list[Instances], report: Report) -> None:
         report.add("deadlock", *report.place(head), _cycle_text(plan, report, cycle))
 
 
-def happens_before(plan: Plan, instances: list[Instances]) -> Order:
+def happens_before(plan: Plan, instances: list[Instances], transfers: Transfers) -> Order:
     """The happens-before graph of a plan in which ``check_order`` finds nothing."""
     c = plan.columns
     dep, owner = c.dep_row(plan.num_ranks), c.dep_owner()
     node, count = node_of_row(plan, instances)
-    levels = find_levels(count, node[dep], node[owner])
-    level = levels[node]
+    level = find_levels(count, node[dep], node[owner])[node]
     position = np.empty(c.n, np.int64)
     position[np.argsort(level, kind="stable")] = np.arange(c.n)
-    parts = [rows.ravel() for rows in (block.rows for block in instances)]
-    members = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-    entry = node.copy()
-    waits_alone = np.zeros(c.n, bool)
-    for block in instances:
-        rooted = c.kind[block.rows[:, 0]] == comm.KINDS.index("broadcast")
-        waits_alone[block.rows[rooted, 1:]] = True
-    entry[waits_alone] = np.flatnonzero(waits_alone)
-    depth = np.concatenate([2 * level + 1, 2 * levels[c.n :]])
-    tail, head = np.concatenate([dep, node[members]]), np.concatenate([entry[owner], members])
+    members = np.flatnonzero(c.kind != 0)
+    entry = np.arange(c.n)
+    entry[members] = c.n + np.arange(len(members))
+    sent = np.flatnonzero(c.kind[transfers.src_row] != 0)
+    depth = np.concatenate([2 * level + 1, 2 * level[members]])
+    tail = np.concatenate([dep, entry[members], entry[transfers.src_row[sent]]])
+    head = np.concatenate([entry[owner], members, transfers.dst_row[sent]])
     return Order(level, position, depth, tail, head, entry)
 
 
@@ -105,17 +103,9 @@ def find_levels(count: int, tail: Array, head: Array) -> Array:
         level[ready] = depth
         freed = follows[expand(start[ready], start[ready + 1])]
         np.subtract.at(waiting, freed, 1)
-        ready = np.unique(freed[waiting[freed] == 0])
+        ready = distinct(freed[waiting[freed] == 0])
         depth += 1
     return level
-
-
-def expand(start: Array, stop: Array) -> Array:
-    """The integers of every range ``start[i]:stop[i]``, one range after the other."""
-    count = stop - start
-    total = int(count.sum())
-    ends = np.cumsum(count)
-    return np.arange(total) + np.repeat(start - ends + count, count)
 
 
 def _issue_edges(plan: Plan) -> tuple[Array, Array, Array]:

@@ -15,7 +15,8 @@ import numpy as np
 
 from syncopate_jax.check.collectives import PLAIN
 from syncopate_jax.check.flow import Flow
-from syncopate_jax.check.order import Order, expand
+from syncopate_jax.check.integers import distinct_rows, expand
+from syncopate_jax.check.order import Order
 from syncopate_jax.check.reach import Reach
 from syncopate_jax.check.report import SHOWN, Report
 from syncopate_jax.ir import comm
@@ -144,10 +145,10 @@ def _unordered(touches: Touches, reach: Reach, runs: Runs) -> list[Array]:
 def _report(flow: Flow, touches: Touches, pairs: Array, report: Report) -> None:
     first, second = touches.row[pairs[0]], touches.row[pairs[1]]
     rows = np.stack([second, first], axis=1)
-    distinct, inverse = np.unique(rows, axis=0, return_inverse=True)
+    both, inverse = distinct_rows(rows)
     by_pair = np.argsort(inverse, kind="stable")
-    start = np.searchsorted(inverse[by_pair], np.arange(len(distinct) + 1))
-    for i, (late, early) in enumerate(distinct[:SHOWN].tolist()):
+    start = np.searchsorted(inverse[by_pair], np.arange(len(both) + 1))
+    for i, (late, early) in enumerate(both[:SHOWN].tolist()):
         mine = by_pair[start[i] : start[i + 1]]
         ones, others = pairs[:, mine]
         box = report.box(*flow.grid.hull(flow.atom[touches.at[ones]]))
@@ -157,7 +158,7 @@ def _report(flow: Flow, touches: Touches, pairs: Array, report: Report) -> None:
             f"which {report.name(early)} {_verb(touches.how[ones[0]])}, and neither waits for "
             "the other; add a dependency",
         )  # fmt: skip
-    report.more("race", len(distinct), "pairs of operations")
+    report.more("race", len(both), "pairs of operations")
 
 
 def _verb(how: int) -> str:

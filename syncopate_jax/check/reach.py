@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from syncopate_jax.check.order import Order, expand
+from syncopate_jax.check.integers import distinct, expand, is_member
+from syncopate_jax.check.order import Order
 
 Array = np.ndarray
 
@@ -35,7 +36,7 @@ class Reach:
         if not len(self.edges):
             return result
         open_ = np.flatnonzero(self.depth[first] < self.depth[second])
-        joined = _member(first[open_] * self.count + second[open_], self.edges)
+        joined = is_member(first[open_] * self.count + second[open_], self.edges)
         result[open_[joined]] = True
         open_ = open_[~joined]
         if len(open_):
@@ -58,11 +59,11 @@ class Reach:
             query = np.repeat(query, count)
             found[query[node_next == first[query]]] = True
             kept = ~found[query] & (self.depth[node_next] > self.depth[first[query]])
-            keys = np.unique(query[kept] * self.count + node_next[kept])
+            keys = distinct(query[kept] * self.count + node_next[kept])
             query, node = np.divmod(keys, self.count)
             if not len(query):
                 return found
-        left = np.unique(query)
+        left = distinct(query)
         found[left] = self._propagate(first[left], second[left])
         return found
 
@@ -96,9 +97,3 @@ class Reach:
             count = stop - start
             bits[layer] |= np.bitwise_or.reduceat(gathered, np.cumsum(count) - count, axis=0)
         return bits
-
-
-def _member(keys: Array, known: Array) -> Array:
-    """[keys] whether each key is in the sorted ``known``, which is not empty."""
-    at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-    return known[at] == keys

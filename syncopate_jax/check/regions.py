@@ -8,7 +8,7 @@ import numpy as np
 
 from syncopate_jax.check.report import Report
 from syncopate_jax.ir.chunk import Box
-from syncopate_jax.ir.plan import Goal, Plan, pad_box
+from syncopate_jax.ir.plan import Goal, Plan
 
 Array = np.ndarray
 
@@ -99,9 +99,10 @@ def goal_arrays(plan: Plan, ndim: int) -> Goals:
 
 
 def _boxes(boxes: list[Box], ndim: int) -> tuple[Array, Array]:
-    padded = [pad_box(box, ndim) for box in boxes]
-    both = np.array(padded, np.int64).reshape(len(boxes), 2, ndim)
-    return both[:, 0], both[:, 1]
+    lo = [box.lo + (0,) * (ndim - len(box.lo)) for box in boxes]
+    hi = [box.hi + (1,) * (ndim - len(box.hi)) for box in boxes]
+    shape = (len(boxes), ndim)
+    return np.array(lo, np.int64).reshape(shape), np.array(hi, np.int64).reshape(shape)
 
 
 def _check_place(plan: Plan, report: Report, what: str, rank: int, name: str, box: Box) -> None:

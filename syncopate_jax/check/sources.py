@@ -12,7 +12,8 @@ import numpy as np
 
 from syncopate_jax.check.collectives import PLAIN
 from syncopate_jax.check.flow import Flow
-from syncopate_jax.check.order import Order, expand
+from syncopate_jax.check.integers import distinct, distinct_rows, expand, is_member
+from syncopate_jax.check.order import Order
 from syncopate_jax.check.reach import Reach
 from syncopate_jax.check.report import SHOWN, Report
 
@@ -83,14 +84,14 @@ def _group(flow: Flow, rows: Array, places: Array, report: Report, code: str, te
     if not len(rows):
         return
     keys = np.stack([rows, flow.rank[places]], axis=1)
-    distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
+    rows_and_ranks, inverse = distinct_rows(keys)
     by_key = np.argsort(inverse, kind="stable")
-    start = np.searchsorted(inverse[by_key], np.arange(len(distinct) + 1))
-    for i, (row, rank) in enumerate(distinct[:SHOWN].tolist()):
+    start = np.searchsorted(inverse[by_key], np.arange(len(rows_and_ranks) + 1))
+    for i, (row, rank) in enumerate(rows_and_ranks[:SHOWN].tolist()):
         mine = places[by_key[start[i] : start[i + 1]]]
         box = report.box(*flow.grid.hull(flow.atom[mine]))
         report.add(code, *report.place(row), text(row, box, rank, int(mine[0])))
-    report.more(code, len(distinct), "operations")
+    report.more(code, len(rows_and_ranks), "operations")
 
 
 def _check_produced(
@@ -107,8 +108,8 @@ def _check_produced(
     if not len(due):
         return
     count = len(flow.initial)
-    waits = np.unique(flow.cdep_row * count + flow.cdep_at)
-    due = due[~np.isin(rows[due] * count + places[due], waits)]
+    waits = distinct(flow.cdep_row * count + flow.cdep_at)
+    due = due[~is_member(rows[due] * count + places[due], waits)]
     bad = due[~_covered(flow, order, reach, rows[due], places[due])]
     _group(
         flow, rows[bad], places[bad], report, "not-produced",

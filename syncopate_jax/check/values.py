@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncopate_jax.check.collectives import PLAIN
+from syncopate_jax.check.collectives import PLAIN, Instances
 from syncopate_jax.check.flow import Flow
+from syncopate_jax.check.integers import distinct
 from syncopate_jax.check.report import SHOWN, Report
 from syncopate_jax.ir import comm
 from syncopate_jax.ir.plan import Plan
@@ -45,12 +46,12 @@ class Result:
     again: Array
 
 
-def check_values(plan: Plan, flow: Flow, report: Report) -> None:
+def check_values(plan: Plan, instances: list[Instances], flow: Flow, report: Report) -> None:
     """Finds goals with wrong values, operations that reach no goal, and repeated deliveries."""
     per_rank = np.array([tensor.per_rank for tensor in plan.tensors], bool)
     result = run_fingerprints(flow, per_rank)
     _check_goals(plan, flow, per_rank, result, report)
-    _check_dead(plan, flow, report)
+    _check_dead(plan, instances, flow, report)
     _check_again(flow, result, report)
 
 
@@ -99,9 +100,9 @@ def _expected(flow: Flow) -> Array:
     """[goal atoms] fingerprint that each must have."""
     groups = flow.goals.ranks[flow.goal]
     keys = groups * max(flow.grid.count, 1) + flow.goal_atom
-    distinct, inverse = np.unique(keys, return_inverse=True)
-    group, atom = np.divmod(distinct, max(flow.grid.count, 1))
-    value = np.empty(len(distinct), np.uint64)
+    known, inverse = np.unique(keys, return_inverse=True)
+    group, atom = np.divmod(known, max(flow.grid.count, 1))
+    value = np.empty(len(known), np.uint64)
     for g, ranks in enumerate(flow.goals.contributors):
         mine = np.flatnonzero(group == g)
         for rank in ranks or (-1,):
@@ -183,8 +184,11 @@ def _names(flow: Flow, keys: list[Contribution], report: Report, limit: int = 4)
     return ", ".join(names) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _check_dead(plan: Plan, flow: Flow, report: Report) -> None:
-    """Operations whose data reaches no goal, found by walking back from the goals."""
+def _check_dead(plan: Plan, instances: list[Instances], flow: Flow, report: Report) -> None:
+    """Operations whose data reaches no goal, found by walking back from the goals.
+
+    All of a collective's members must take part if any of them is of use.
+    """
     live = np.zeros(len(flow.initial), bool)
     live[flow.goal_at] = True
     useful = np.zeros(plan.columns.n, bool)
@@ -196,6 +200,8 @@ def _check_dead(plan: Plan, flow: Flow, report: Report) -> None:
         live[src[used]] = True
         useful[flow.src_row[begin:end][used]] = True
         useful[flow.dst_row[begin:end][used]] = True
+    for block in instances:
+        useful[block.rows] = np.any(useful[block.rows], axis=1, keepdims=True)
     report.rows(
         "dead",
         np.flatnonzero(~useful),
@@ -208,7 +214,7 @@ def _check_dead(plan: Plan, flow: Flow, report: Report) -> None:
 
 def _check_again(flow: Flow, result: Result, report: Report) -> None:
     moves = np.flatnonzero(result.again)
-    rows = np.unique(flow.dst_row[moves])
+    rows = distinct(flow.dst_row[moves])
 
     def text(row: int) -> str:
         places = flow.dst[moves[flow.dst_row[moves] == row]]

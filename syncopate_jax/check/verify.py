@@ -69,9 +69,10 @@ def find_malformed(plan: Plan, report: Report) -> list[Instances]:
 
 
 def _verify_data(plan: Plan, instances: list[Instances], report: Report) -> None:
-    order = happens_before(plan, instances)
+    transfers = find_transfers(plan, instances)
+    order = happens_before(plan, instances, transfers)
     try:
-        flow = find_flow(plan, find_transfers(plan, instances), order)
+        flow = find_flow(plan, transfers, order)
     except UnsupportedError as error:
         report.add("too-fine", -1, -1, f"not proven: {error}")
         return
@@ -79,4 +80,4 @@ def _verify_data(plan: Plan, instances: list[Instances], report: Report) -> None
     collective = plan.columns.kind != 0
     check_races(flow, order, reach, collective, report)
     check_sources(flow, order, reach, collective, report)
-    check_values(plan, flow, report)
+    check_values(plan, instances, flow, report)

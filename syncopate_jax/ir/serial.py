@@ -59,9 +59,7 @@ def to_json(plan: Plan) -> str:
             {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "per_rank": t.per_rank}
             for t in plan.tensors
         ],
-        "initial": [
-            {**_place(region), "produced": region.produced} for region in plan.initial
-        ],
+        "initial": [{**_place(region), "produced": region.produced} for region in plan.initial],
         "goals": [
             {
                 **_place(goal),
@@ -243,7 +241,8 @@ def _box_fault(c: Columns, side: str) -> str | None:
 
 def _head_fault(plan: Plan) -> str | None:
     shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
-    for what, items in (("initial", plan.initial), ("goals", plan.goals)):
+    placed: dict[str, tuple[Region | Goal, ...]] = {"initial": plan.initial, "goals": plan.goals}
+    for what, items in placed.items():
         for i, item in enumerate(items):
             dims = len(shapes[item.tensor])
             if not 0 <= item.rank < plan.num_ranks:
