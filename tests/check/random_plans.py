@@ -108,11 +108,22 @@ class Maker:
     def goal(self, rank: int, chunk: Chunk, source: Chunk, ranks: tuple[int, ...] = ()) -> None:
         same = chunk == source and self.rng.random() < 0.5
         self.goals.append(
-            Goal(rank, chunk.tensor, chunk.box, *(("", ()) if same else (source.tensor, source.box.lo)), ranks)  # noqa: E501
+            Goal(
+                rank,
+                chunk.tensor,
+                chunk.box,
+                *(("", ()) if same else (source.tensor, source.box.lo)),
+                ranks,
+            )  # noqa: E501
         )
 
     def move(
-        self, held: Held, rank: int, chunk: Chunk, after: list[Step] = [], reduce: str = "none"  # noqa: B006
+        self,
+        held: Held,
+        rank: int,
+        chunk: Chunk,
+        after: list[Step] = [],
+        reduce: str = "none",  # noqa: B006
     ) -> Held:
         """Moves what is held to ``chunk`` of ``rank``."""
         op = P2P(
@@ -138,7 +149,9 @@ class Maker:
             return held
         shape = held.chunk.box.shape
         margin = tuple(self.rng.randint(0, 3) for _ in shape)
-        room = self.tensor(tuple(a + b + self.rng.randint(0, 2) for a, b in zip(shape, margin, strict=True)))
+        room = self.tensor(
+            tuple(a + b + self.rng.randint(0, 2) for a, b in zip(shape, margin, strict=True))
+        )
         box = Box.full(shape).shift(margin)
         return self.move(held, self.rng.randrange(self.ranks), Chunk(room.name, box))
 
@@ -176,7 +189,9 @@ class Maker:
         how = self.rng.randrange(3)
         if how == 0:
             total = parts[0]
-            arrived = [self.move(self.via(p), total.rank, total.chunk, [], reduce) for p in parts[1:]]
+            arrived = [
+                self.move(self.via(p), total.rank, total.chunk, [], reduce) for p in parts[1:]
+            ]
             total.after = [step for held in arrived for step in held.after]
         elif how == 1:
             room = self.tensor(tensor.shape)
@@ -209,7 +224,9 @@ class Maker:
             there = self.move(held, middle, slot, free)
             others = [rank for rank in range(self.ranks) if rank != held.rank]
             last = i == count - 1
-            for rank in self.rng.sample(others, self.rng.randint(not last, len(others)) if others else 0):
+            for rank in self.rng.sample(
+                others, self.rng.randint(not last, len(others)) if others else 0
+            ):
                 read = self.move(there, rank, held.chunk)
                 self.goal(rank, held.chunk, held.chunk)
                 free = read.after if rank == others[0] else [*free, *read.after]
@@ -317,9 +334,7 @@ class Maker:
         for rank, have, want in zip(group, mine, theirs, strict=True):
             held = self.start(rank, tensor, have)
             dst = Chunk(room.name, want)
-            steps.append(
-                self._part(held, "all_to_all", dst, group, split_axis=1, concat_axis=0)
-            )
+            steps.append(self._part(held, "all_to_all", dst, group, split_axis=1, concat_axis=0))
             self.goal(rank, dst, Chunk(tensor.name, want))
         return steps
 
