@@ -70,12 +70,12 @@ def all_gather_double_ring(
     arrived = -1  # step whose outer hop brought the shard that this outer step starts from
     for u in range(groups):
         brought, arrived = arrived, len(hops)
-        before = at(group - 1, place)
+        giver, since = at(group - 1, place), brought
         if u < groups - 1:
-            hops.append((at(group + 1, place), at(group - u, place), before, brought, True))
+            hops.append((at(group + 1, place), at(group - u, place), giver, since, True))
         for t in range(size - 1):
-            came, last = (before, brought) if t == 0 else (at(group, place - 1), len(hops) - 1)
-            hops.append((at(group, place + 1), at(group - u, place - t), came, last, False))
+            hops.append((at(group, place + 1), at(group - u, place - t), giver, since, False))
+            giver, since = at(group, place - 1), len(hops) - 1
     steps = len(hops)
     receiver, owner, came = (
         np.array([hop[i] for hop in hops], np.int64).reshape(steps, ranks).T for i in range(3)

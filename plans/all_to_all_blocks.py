@@ -66,7 +66,9 @@ def all_to_all_blocks(
     other = (ranks + (-offset if pull else offset)) % cut.num_ranks
     src, dst = (other, ranks + 0 * offset) if pull else (ranks + 0 * offset, other)
     lo, hi, shift = _blocks(sent, cut.full, cut.axis)
-    lo, hi = (np.swapaxes(side, 1, 2) for side in cut_boxes(lo[src, dst], hi[src, dst], along, parts))
+    lo, hi = (
+        np.swapaxes(side, 1, 2) for side in cut_boxes(lo[src, dst], hi[src, dst], along, parts)
+    )
     moves = make_moves(
         src[:, None],
         dst[:, None],
@@ -136,9 +138,7 @@ def _blocks(sent: Array, full: Box, axis: int) -> tuple[Array, Array, Array]:
     return lo, hi, shift
 
 
-def _initial(
-    sent: Array, full: Box, axis: int, tensor: str, produced: bool
-) -> tuple[Region, ...]:
+def _initial(sent: Array, full: Box, axis: int, tensor: str, produced: bool) -> tuple[Region, ...]:
     boxes = (full.with_axis(axis, 0, total) for total in sent.sum(1).tolist())
     return tuple(Region(s, tensor, box, produced) for s, box in enumerate(boxes) if box.size)
 

@@ -67,8 +67,10 @@ def all_to_all_waves(
     ranks = np.arange(before.num_ranks)[:, None, None]
     piece = np.arange(max(before.num_pieces, after.num_pieces))[:, None]
     offset = np.arange(1, before.num_ranks)
-    src, dst = ((ranks - offset) % before.num_ranks, ranks + 0 * offset) if pull else (
-        ranks + 0 * offset, (ranks + offset) % before.num_ranks
+    src, dst = (
+        ((ranks - offset) % before.num_ranks, ranks + 0 * offset)
+        if pull
+        else (ranks + 0 * offset, (ranks + offset) % before.num_ranks)
     )
     sides = ((before, src), (after, dst))
     cuts = [(s, rank, np.minimum(piece, s.num_pieces - 1)) for s, rank in sides]

@@ -56,8 +56,8 @@ def broadcast(
         raise InputError(f"{where}: root {first} is not one of {count} ranks")
     chain = one_of(where, "algorithm", algorithm, ("chain", "direct")) == 0
     pull = one_of(where, "mode", mode, MODES) == 1
-    along = whole.axis if split_axis is None else axis_of(
-        where, "split_axis", split_axis, whole.shape
+    along = (
+        whole.axis if split_axis is None else axis_of(where, "split_axis", split_axis, whole.shape)
     )
     lo, hi = cut_boxes(whole.lo[0, 0], whole.hi[0, 0], along, integer(where, "split", split, 1))
     place = np.arange(1, count)  # of a receiver, counted from the root

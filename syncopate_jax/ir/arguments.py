@@ -1,4 +1,4 @@
-"""Checks of the arguments that templates and passes share: each names the argument and its value."""
+"""Checks of the arguments that templates and passes share: each names argument and value."""
 
 from __future__ import annotations
 
@@ -46,10 +46,8 @@ def one_of(where: str, what: str, value: str, known: Sequence[str]) -> int:
 
 
 def origin_text(name: str, **arguments: object) -> str:
-    """``name(argument=value, …)`` without the arguments that are None; long tuples are cut short."""
-    shown = (
-        f"{key}={_short(value)}" for key, value in arguments.items() if value is not None
-    )
+    """``name(argument=value, …)``, without arguments that are None; long tuples are cut short."""
+    shown = (f"{key}={_short(value)}" for key, value in arguments.items() if value is not None)
     return f"{name}({', '.join(shown)})"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -44,12 +45,9 @@ def build_plan(
         raise InputError(f"plan {name}: boxes of {ndim} dimensions, a tensor has {widest}")
     builder = _Builder(name, num_ranks, tuple(tensors), tuple(initial), tuple(goals))
     builder.ndim = widest if ndim is None else ndim
-    for table, known in (
-        (builder.channels, channels),
-        (builder.groups, groups),
-        (builder.origins, origins),
-    ):
-        table.update({value: i for i, value in enumerate(known)})
+    builder.channels |= {channel: i for i, channel in enumerate(channels)}
+    builder.groups |= {group: i for i, group in enumerate(groups)}
+    builder.origins |= {origin: i for i, origin in enumerate(origins)}
     return builder.build(ops)
 
 
@@ -71,7 +69,7 @@ class _Builder:
         self.channels: dict[str, int] = {}
         self.groups: dict[tuple[int, ...], int] = {}
         self.origins: dict[str, int] = {}
-        self.columns: dict[str, list] = {name: [] for name in Columns.__slots__}
+        self.columns: dict[str, list[Any]] = {name: [] for name in Columns.__slots__}
 
     def build(self, ops: Sequence[Sequence[Operation]]) -> Plan:
         self.columns["dep_start"].append(0)

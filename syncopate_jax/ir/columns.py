@@ -79,7 +79,7 @@ class Columns:
     def _check_lengths(self) -> None:
         n, d = self.n, self.src_lo.shape[-1]
         deps, cdeps = len(self.dep_rank), len(self.cdep_rank)
-        wanted = {name: (n,) for name in self.__slots__}
+        wanted: dict[str, tuple[int, ...]] = {name: (n,) for name in self.__slots__}
         wanted |= {name: (n, d) for name in ("src_lo", "src_hi", "dst_lo", "dst_hi")}
         wanted |= {"dep_start": (n + 1,), "dep_rank": (deps,), "dep_index": (deps,)}
         wanted |= {"cdep_start": (n + 1,), "cdep_rank": (cdeps,), "cdep_tensor": (cdeps,)}

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -120,7 +121,8 @@ class Plan:
         if len(set(names)) != len(names):
             raise InputError(f"plan {self.name}: tensor names repeat: {names}")
         known = set(names)
-        for item in (*self.initial, *self.goals):
+        items: tuple[Region | Goal, ...] = (*self.initial, *self.goals)
+        for item in items:
             if item.tensor not in known:
                 raise InputError(f"plan {self.name}: {item} names no tensor of {sorted(known)}")
         widest = max((len(tensor.shape) for tensor in self.tensors), default=0)
@@ -185,7 +187,7 @@ class Plan:
             **shared,
         )
 
-    def with_columns(self, columns: Columns, **changes: object) -> Plan:
+    def with_columns(self, columns: Columns, **changes: Any) -> Plan:
         """This plan with other operations (and other fields, by name)."""
         return replace(self, columns=columns, **changes)
 

@@ -29,7 +29,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from syncopate_jax.errors import FormatError, InputError
+from syncopate_jax.errors import InputError
 from syncopate_jax.ir import comm
 from syncopate_jax.ir.comm import P2P, Operation
 from syncopate_jax.ir.plan import Goal, Plan, Region
@@ -82,12 +82,12 @@ def _table_lines(plan: Plan) -> Iterator[str]:
     """Tables whose order is not that of first use."""
     c = plan.columns
     columns = (c.channel, c.group[c.group >= 0], c.origin)
-    defaults = ([comm.DEFAULT_CHANNEL], [], [""])
+    defaults: tuple[list[object], ...] = ([comm.DEFAULT_CHANNEL], [], [""])
     for (what, names), column, default in zip(_tables(plan), columns, defaults, strict=True):
         used = [names[i] for i in dict.fromkeys(column.tolist())] or default
         if list(names) != used:
             for name in names:
-                shown = _ranks(name) if what == "groups" else _word(str(name))  # type: ignore[arg-type]
+                shown = _ranks(name) if isinstance(name, tuple) else _word(str(name))
                 yield f"{what[:-1]} {shown}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import NoReturn
 
 from syncopate_jax.errors import FormatError, InputError
@@ -36,22 +37,25 @@ class Parser:
         self.tensors: dict[str, Tensor] = {}
         self.initial: list[Region] = []
         self.goals: list[Goal] = []
-        self.tables: dict[str, list] = {"channel": [], "group": [], "origin": []}
+        self.channels: list[str] = []
+        self.groups: list[tuple[int, ...]] = []
+        self.origins: list[str] = []
         self.ops: list[list[Operation]] = []
         self.name = ""
         self.dims: int | None = None
 
     def parse(self) -> Plan:
         """The plan; raises FormatError."""
-        handlers = {
+        handlers: dict[str, Callable[[], None]] = {
             "tensor": self._tensor,
             "initial": self._initial,
             "goal": self._goal,
-            "channel": self._table,
-            "group": self._table,
-            "origin": self._table,
+            "channel": lambda: self._name(self.channels, "channel"),
+            "origin": lambda: self._name(self.origins, "origin"),
+            "group": self._group,
         }
-        for self.number, line in enumerate(self.lines, 1):
+        for number, line in enumerate(self.lines, 1):
+            self.number = number
             self._split(line)
             if not self.tokens:
                 continue
@@ -60,7 +64,7 @@ class Parser:
                 if not self.ops:
                     self._head(head)
                 elif head in handlers:
-                    handlers[head](*(head,) * (head in self.tables))
+                    handlers[head]()
                 else:
                     self._operation(head)
                 if self.tokens:
@@ -81,9 +85,9 @@ class Parser:
                 self.goals,
                 self.ops,
                 ndim=self.dims,
-                channels=self.tables["channel"],
-                groups=self.tables["group"],
-                origins=self.tables["origin"],
+                channels=self.channels,
+                groups=self.groups,
+                origins=self.origins,
             )
         except InputError as error:
             raise FormatError(f"plan text: {error}") from error
@@ -140,11 +144,17 @@ class Parser:
             self._fail(f"offset {list(at)}", f"{chunk.box.ndim} numbers, one for each dimension")
         self.goals.append(Goal(rank, chunk.tensor, chunk.box, source, at, over))
 
-    def _table(self, kind: str) -> None:
-        value = self._ranks() if kind == "group" else self._word(f"the {kind}'s text")
-        if value in self.tables[kind]:
-            self._fail(f"a second {kind} {value!r}", "each once")
-        self.tables[kind].append(value)
+    def _name(self, table: list[str], kind: str) -> None:
+        value = self._word(f"the {kind}'s text")
+        if value in table:
+            self._fail(f"a second {kind} {value!r}", f"each {kind} once")
+        table.append(value)
+
+    def _group(self) -> None:
+        group = self._ranks()
+        if group in self.groups:
+            self._fail(f"a second group {group}", "each group once")
+        self.groups.append(group)
 
     def _operation(self, place: str) -> None:
         match = _PLACE.fullmatch(place)

@@ -1,0 +1,100 @@
+"""Read this first: a local kernel and a plan go in, one fused operator comes out.
+
+Where new things go, each one file and one test file that passes its interface's conformance
+suite: a plan template in ``plans/``, an importer in ``importers/``, a backend in ``backends/``, an
+operator in ``ops/``, a local kernel in ``pallas_kernels/``, a pass in ``passes/`` and ``compile``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from syncopate_jax.backends.interface import Backend, Work
+from syncopate_jax.check.verify import check
+from syncopate_jax.check.verify_schedule import check_schedule
+from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.ir.plan import Plan
+from syncopate_jax.kernel.axis_map import AxisMap
+from syncopate_jax.kernel.local import PallasKernel
+from syncopate_jax.passes.expand_collectives import expand_collectives
+from syncopate_jax.passes.schedule_plan import schedule_plan
+from syncopate_jax.passes.split_chunks import split_chunks
+from syncopate_jax.registry import backends
+from syncopate_jax.runtime.operator import Operator
+
+
+def compile(
+    kernel: PallasKernel,
+    plan: Plan,
+    axis_map: AxisMap | Mapping[str, str | tuple[str, tuple[int, ...]]],
+    *,
+    axis_name: str | tuple[str, ...],
+    backend: str = "auto",
+    target: str = "tpu",
+    split: int = 1,
+    split_axis: int = 0,
+    order: str = "natural",
+) -> Operator:
+    """Fuse a local kernel with a communication plan (paper section 5.2).
+
+    Args:
+      kernel: the local kernel, as if for one device.
+      plan: what moves between the ranks along ``axis_name``.
+      axis_map: which operand or result of the kernel each plan tensor is: ``{tensor: operand}``.
+      axis_name: mesh axis, or tuple of mesh axes, of the surrounding ``jax.shard_map``.
+      backend: how chunks are moved, or ``auto``: the first that can, ``xla`` if none else.
+      target: what the kernel is written in.
+      split: pieces each chunk is cut into, along ``split_axis`` of its tensor.
+      order: order of tiles inside a chunk: ``natural``, ``grouped`` or ``snake``.
+
+    Returns:
+      An Operator: call it inside ``jax.shard_map`` with one rank's operands.
+
+    Raises:
+      PlanError: the plan or its schedule does not verify; all findings at once.
+      InputError: an argument does not fit; UnsupportedError: no backend can do it, with reasons.
+    """
+    axis_map = AxisMap.of(axis_map)
+    check(plan)
+    plan = expand_collectives(plan)
+    plan = split_chunks(plan, split, split_axis)
+    space, accesses = kernel.read(_operand_shapes(plan, axis_map, kernel))
+    axis_map.check(plan, accesses)
+    schedule = schedule_plan(plan, space, accesses, axis_map, intra=order)
+    check_schedule(schedule, space, accesses, axis_map)
+    names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    work = Work(kernel, schedule, space, accesses, axis_map, names)
+    return Operator(work, _choose(backend, work, target), target)
+
+
+def _operand_shapes(
+    plan: Plan, axis_map: AxisMap, kernel: PallasKernel
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the bound operands as tiles see them: around each rank's goals."""
+    shapes = {}
+    for binding in axis_map.bindings:
+        if binding.operand not in kernel.operands:
+            continue
+        boxes = [g.box for g in plan.goals if g.tensor == binding.tensor]
+        boxes = boxes or [r.box for r in plan.initial if r.tensor == binding.tensor]
+        dims = axis_map.dims(binding, len(plan.tensor(binding.tensor).shape))
+        extents = [max((box.shape[d] for box in boxes), default=0) for d in range(len(dims))]
+        shapes[binding.operand] = tuple(extents[dims.index(d)] for d in range(len(dims)))
+    return shapes
+
+
+def _choose(name: str, work: Work, target: str) -> Backend:
+    """The backend called ``name``, or the first that can; raises with every reason if none can."""
+    names = backends.names() if name == "auto" else (name,)
+    reasons = {}
+    for candidate in names:
+        found: Backend = backends.get(candidate)
+        reason = found.unsupported_reason(work, target)
+        if reason is None:
+            return found
+        reasons[candidate] = reason
+    listed = "\n".join(f"  {candidate}: {reason}" for candidate, reason in reasons.items())
+    raise UnsupportedError(
+        f"no backend can fuse plan {work.schedule.plan.name} with kernel {work.kernel.name} for "
+        f"target {target}:\n{listed}"
+    )

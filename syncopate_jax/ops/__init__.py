@@ -1,0 +1,1 @@
+"""Ready operators, with gradients: one a file."""

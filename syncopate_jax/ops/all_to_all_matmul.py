@@ -1,0 +1,49 @@
+"""Operator: reshard the left operand from columns to rows, then multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from syncopate_jax.ops.contraction import Contraction
+from syncopate_jax.ops.operands import matmul_like
+from syncopate_jax.options import Options
+
+_SPEC = Contraction("bmk", "kn", "bmn", "all_to_all", "lhs", gather="k", scatter="m")
+
+
+def all_to_all_matmul(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    axis_name: str | tuple[str, ...],
+    preferred_element_type: jax.typing.DTypeLike | None = None,
+    backend: str = "auto",
+    target: str | None = None,
+    plan: Any = None,
+    split: int | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> jax.Array:
+    """``all_to_all(x) @ w``: column shards become row shards (paper section 6, A2A-GEMM).
+
+    This is the projection after Ulysses-style attention: heads come in sharded, rows go out so.
+
+    Args:
+      x: [..., M, K/W].
+      w: [K, N].
+      axis_name: mesh axis, or tuple of mesh axes, whose W ranks take part.
+      preferred_element_type: dtype of the result; default that of the promoted operands.
+      backend, target, plan, split, tiles: as in ``syncopate_jax.options.Options``.
+
+    Returns:
+      [..., M/W, N].
+
+    Raises:
+      InputError: when shapes, dtypes or options do not fit, or W does not divide M.
+      MeshError: when ``axis_name`` is not bound by a surrounding ``jax.shard_map``.
+    """
+    spec = _SPEC
+    options = Options(backend=backend, target=target, plan=plan, split=split, tiles=tiles)
+    return matmul_like("all_to_all_matmul", x, w, spec, axis_name, preferred_element_type, options)
