@@ -110,8 +110,8 @@ def _report(
     for line in outcome.words:
         print(f"  {line}")
     print(
-        f"\npredicted on 8x H200 (NVLink), {TOKENS} tokens, hidden {HIDDEN}, inner {FFN}, bfloat16, "
-        f"forward:"
+        f"\npredicted on 8x H200 (NVLink), forward, bfloat16: {TOKENS} tokens, hidden {HIDDEN}, "
+        f"inner {FFN}"
     )
     for name, one in predicted.items():
         print(
