@@ -69,6 +69,7 @@ def test_stray_mark(): assert True
 """
 
 
+@pytest.mark.slow
 def test_a_run_skips_by_name_and_ends_a_hang(pytester: pytest.Pytester) -> None:
     root = Path(__file__).parents[1]
     pytester.makepyprojecttoml((root / "pyproject.toml").read_text())

@@ -134,6 +134,7 @@ for name in ("syncopate_jax", "syncopate_jax.plans", "syncopate_jax.pallas_kerne
 """
 
 
+@pytest.mark.slow
 def test_a_wheel_installs_and_holds_every_source(
     tmp_path: Path, source: Path, python: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_wheel_installs_and_holds_every_source(
     assert all(Path(p).is_relative_to(tmp_path / "env") for p in paths)
 
 
+@pytest.mark.slow
 def test_an_editable_install_reads_the_sources(tmp_path: Path, source: Path, python: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
