@@ -50,7 +50,8 @@ def check_values(plan: Plan, instances: list[Instances], flow: Flow, report: Rep
     """Finds goals with wrong values, operations that reach no goal, and repeated deliveries."""
     per_rank = np.array([tensor.per_rank for tensor in plan.tensors], bool)
     result = run_fingerprints(flow, per_rank)
-    _check_goals(plan, flow, per_rank, result, report)
+    _check_goals(flow, per_rank, result, report)
+    _check_kinds(plan, flow, result, report)
     _check_dead(plan, instances, flow, report)
     _check_again(flow, result, report)
 
@@ -111,24 +112,44 @@ def _expected(flow: Flow) -> Array:
     return value[inverse]
 
 
-def _check_goals(plan: Plan, flow: Flow, per_rank: Array, result: Result, report: Report) -> None:
-    both = sum(1 << r for r in range(len(comm.REDUCTIONS)) if r != PLAIN)
+def _check_goals(flow: Flow, per_rank: Array, result: Result, report: Report) -> None:
     wrong = result.value[flow.goal_at] != _expected(flow)
-    mixed = ~wrong & (result.kinds[flow.goal_at] == both)
-    for code, bad in (("wrong-value", wrong), ("mixed-reductions", mixed)):
-        goals = np.unique(flow.goal[bad])
-        for i, goal in enumerate(goals[:SHOWN].tolist()):
-            atoms = np.flatnonzero(bad & (flow.goal == goal))
-            rank = int(flow.goals.rank[goal])
-            hull = flow.grid.hull(flow.atom[flow.goal_at[atoms]])
-            if code == "mixed-reductions":
-                why = "mixes sums and maxima; a goal is reduced by one of them"
-            elif i < EXPLAINED:
-                why = _explain(flow, per_rank, int(atoms[0]), report)
-            else:
-                why = "has the wrong value, like the ones above"
-            report.add(code, rank, -1, f"goal {report.box(*hull)} {why}")
-        report.more(code, len(goals), "goals")
+    goals = distinct(flow.goal[wrong])
+    for i, goal in enumerate(goals[:SHOWN].tolist()):
+        atoms = np.flatnonzero(wrong & (flow.goal == goal))
+        hull = flow.grid.hull(flow.atom[flow.goal_at[atoms]])
+        why = "has the wrong value, like the ones above"
+        if i < EXPLAINED:
+            why = _explain(flow, per_rank, int(atoms[0]), report)
+        rank = int(flow.goals.rank[goal])
+        report.add("wrong-value", rank, -1, f"goal {report.box(*hull)} {why}")
+    report.more("wrong-value", len(goals), "goals")
+
+
+def _check_kinds(plan: Plan, flow: Flow, result: Result, report: Report) -> None:
+    """Goals that are reduced by sums and by maxima, alone or next to others of their source.
+
+    A goal does not say which of them it means, so that all that share a source must agree.
+    """
+    kinds = np.zeros(len(flow.goals.rank), np.uint8)
+    np.bitwise_or.at(kinds, flow.goal, result.kinds[flow.goal_at])
+    names = {1 << kind: name for kind, name in enumerate(comm.REDUCTIONS)}
+    first: dict[int, int] = {}
+    reasons: dict[int, str] = {}
+    for goal in np.flatnonzero(kinds).tolist():
+        kind, source = int(kinds[goal]), int(flow.goals.source[goal])
+        other = first.setdefault(source, kind)
+        if kind not in names:
+            reasons[goal] = "mixes sums and maxima; a goal is reduced by one of them"
+        elif kind != other:
+            reasons[goal] = (
+                f"is a {names[kind]}, but another goal over {plan.tensors[source].name} is not; "
+                "reduce one tensor in one way"
+            )
+    for goal, why in list(reasons.items())[:SHOWN]:
+        box = report.box(int(flow.goals.tensor[goal]), flow.goals.lo[goal], flow.goals.hi[goal])
+        report.add("mixed-reductions", int(flow.goals.rank[goal]), -1, f"goal {box} {why}")
+    report.more("mixed-reductions", len(reasons), "goals")
 
 
 def _explain(flow: Flow, per_rank: Array, atom: int, report: Report) -> str:
