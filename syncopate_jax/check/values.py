@@ -10,12 +10,12 @@ As nothing races, one legal order stands for all.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
 from syncopate_jax.check.collectives import PLAIN, Instances
+from syncopate_jax.check.explain import explain
 from syncopate_jax.check.flow import Flow
 from syncopate_jax.check.integers import distinct
 from syncopate_jax.check.report import SHOWN, Report
@@ -26,9 +26,6 @@ Array = np.ndarray
 
 EXPLAINED = 20
 """Wrong goals whose contributions are worked out; each costs a walk back over all moves."""
-
-Contribution = tuple[int, int]
-"""Atom and rank (-1 for a shared tensor's atom)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +117,7 @@ def _check_goals(flow: Flow, per_rank: Array, result: Result, report: Report) ->
         hull = flow.grid.hull(flow.atom[flow.goal_at[atoms]])
         why = "has the wrong value, like the ones above"
         if i < EXPLAINED:
-            why = _explain(flow, per_rank, int(atoms[0]), report)
+            why = explain(flow, per_rank, int(atoms[0]), report)
         rank = int(flow.goals.rank[goal])
         report.add("wrong-value", rank, -1, f"goal {report.box(*hull)} {why}")
     report.more("wrong-value", len(goals), "goals")
@@ -150,59 +147,6 @@ def _check_kinds(plan: Plan, flow: Flow, result: Result, report: Report) -> None
         box = report.box(int(flow.goals.tensor[goal]), flow.goals.lo[goal], flow.goals.hi[goal])
         report.add("mixed-reductions", int(flow.goals.rank[goal]), -1, f"goal {box} {why}")
     report.more("mixed-reductions", len(reasons), "goals")
-
-
-def _explain(flow: Flow, per_rank: Array, atom: int, report: Report) -> str:
-    """Which contributions one atom of a goal misses, or has too many of."""
-    goal = int(flow.goal[atom])
-    ranks = flow.goals.contributors[flow.goals.ranks[goal]] or (-1,)
-    wanted = Counter({(int(flow.goal_atom[atom]), rank): 1 for rank in ranks})
-    found = contributions(flow, per_rank, int(flow.goal_at[atom]))
-    missing = sorted((wanted - found).elements())
-    foreign = sorted(key for key in found if key not in wanted)
-    doubled = sorted(key for key in found if key in wanted and found[key] > 1)
-    parts = []
-    if missing:
-        parts.append(f"misses {_names(flow, missing, report)}")
-    if doubled:
-        times = ", ".join(f"{_names(flow, [key], report)} {found[key]} times" for key in doubled)
-        parts.append(f"holds {times}")
-    if foreign:
-        parts.append(f"holds {_names(flow, foreign, report)}, which it must not")
-    return "; ".join(parts)
-
-
-def contributions(flow: Flow, per_rank: Array, at: int) -> Counter[Contribution]:
-    """What one location holds at the end, by walking back over the moves that led there."""
-    held: Counter[int] = Counter({at: 1})
-    for end, begin in itertools.pairwise(flow.batches[::-1].tolist()):
-        mine = begin + np.flatnonzero(np.isin(flow.dst[begin:end], list(held)))
-        if not len(mine):
-            continue
-        after = held.copy()
-        plain = {int(flow.dst[i]): i for i in mine.tolist() if flow.reduce[i] == PLAIN}
-        for place in plain:
-            held.pop(place, None)
-        for i in mine.tolist():
-            place = int(flow.dst[i])
-            if flow.reduce[i] != PLAIN or plain[place] == i:
-                held[int(flow.src[i])] += after[place]
-    found: Counter[Contribution] = Counter()
-    for place, count in held.items():
-        if flow.initial[place]:
-            atom = int(flow.atom[place])
-            tensor = int(np.searchsorted(flow.grid.offset, atom, side="right")) - 1
-            found[atom, int(flow.rank[place]) if per_rank[tensor] else -1] += count
-    return found
-
-
-def _names(flow: Flow, keys: list[Contribution], report: Report, limit: int = 4) -> str:
-    names = []
-    for atom, rank in keys[:limit]:
-        box = report.box(*flow.grid.hull(np.array([atom])))
-        names.append(box if rank < 0 else f"{box} of rank {rank}")
-    rest = len(keys) - limit
-    return ", ".join(names) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _check_dead(plan: Plan, instances: list[Instances], flow: Flow, report: Report) -> None:
