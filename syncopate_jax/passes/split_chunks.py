@@ -258,6 +258,8 @@ def _check_collectives(plan: Plan, where: str, cut: _Cut, count: Array) -> None:
     for row in rows.tolist():
         kind, rank = comm.KINDS[c.kind[row]], int(c.rank[row])
         group = int(c.group[row])
+        if count[row] > 1:
+            _check_axis(plan, where, row, cut.axis)
         place = listed.get((group, rank), 0)
         listed[group, rank] = place + 1
         first = cuts.setdefault((group, place), (int(count[row]), rank))
@@ -267,8 +269,6 @@ def _check_collectives(plan: Plan, where: str, cut: _Cut, count: Array) -> None:
                 f"pieces by rank {first[1]} but {count[row]} by rank {rank}; name no tensor, or "
                 "one that all members use"
             )
-        if count[row] > 1:
-            _check_axis(plan, where, row, cut.axis)
 
 
 def _check_axis(plan: Plan, where: str, row: int, axis: int) -> None:
