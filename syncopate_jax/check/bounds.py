@@ -122,7 +122,7 @@ def _check_dependencies(plan: Plan, report: Report) -> None:
         if not 0 <= rank < plan.num_ranks:
             return f"waits for r{rank}.{index}, but the plan has {plan.num_ranks} ranks"
         count = start[rank + 1] - start[rank]
-        return f"waits for r{rank}.{index}, but rank {rank} has {count} operations"
+        return f"waits for r{rank}.{index}, but rank {rank} lists only {count}"
 
     report.rows("no-such-op", np.unique(owner), text)
 

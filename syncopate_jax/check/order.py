@@ -151,4 +151,4 @@ def _cycle_text(plan: Plan, report: Report, cycle: list[tuple[int, int, bool]]) 
         if following != tail:
             step += f", which meets {report.name(following)} in a {comm.KINDS[c.kind[tail]]}"
         steps.append(step)
-    return "deadlock: " + "; ".join(steps) + "; break this cycle"
+    return "; ".join(steps) + "; break this cycle"

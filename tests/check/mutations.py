@@ -9,7 +9,7 @@ from dataclasses import replace
 from syncopate_jax.errors import SyncopateError
 from syncopate_jax.ir.build import build_plan
 from syncopate_jax.ir.chunk import Box, Chunk
-from syncopate_jax.ir.comm import KINDS, REDUCTIONS, P2P, Collective, ComputeDep, OpDep, Operation
+from syncopate_jax.ir.comm import KINDS, P2P, REDUCTIONS, Collective, ComputeDep, OpDep, Operation
 from syncopate_jax.ir.plan import Plan
 
 Lists = list[list[Operation]]
@@ -28,7 +28,9 @@ def mutant(plan: Plan, seed: int) -> tuple[str, Plan] | None:
 
 
 def _rebuilt(plan: Plan, lists: Lists, **changes: object) -> Plan:
-    head = {name: getattr(plan, name) for name in ("name", "num_ranks", "tensors", "initial", "goals")}
+    head = {
+        name: getattr(plan, name) for name in ("name", "num_ranks", "tensors", "initial", "goals")
+    }
     return build_plan(ops=lists, **{**head, **changes})
 
 
@@ -104,9 +106,7 @@ def _without(kind: type) -> Callable[[Plan, Lists, random.Random], Plan]:
             dep = rng.choice([dep for dep in op.deps if isinstance(dep, kind)])
             return replace(op, deps=tuple(d for d in op.deps if d != dep))
 
-        return _edit(
-            plan, lists, rng, lambda op: any(isinstance(d, kind) for d in op.deps), change
-        )
+        return _edit(plan, lists, rng, lambda op: any(isinstance(d, kind) for d in op.deps), change)
 
     return fault
 
@@ -173,7 +173,11 @@ def change_reduce(plan: Plan, lists: Lists, rng: random.Random) -> Plan:
 
 def swap_ends(plan: Plan, lists: Lists, rng: random.Random) -> Plan:
     return _edit(
-        plan, lists, rng, _is_p2p, lambda op: replace(op, src_rank=op.dst_rank, dst_rank=op.src_rank)
+        plan,
+        lists,
+        rng,
+        _is_p2p,
+        lambda op: replace(op, src_rank=op.dst_rank, dst_rank=op.src_rank),
     )
 
 
