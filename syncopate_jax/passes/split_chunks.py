@@ -35,6 +35,9 @@ def split_chunks(plan: Plan, parts: int, axis: int = 0, tensor: str | None = Non
         r1.0 push x[0:2] -> r2 x[0:2] after r0.0
         r1.1 push x[2:4] -> r2 x[2:4] after r0.1
 
+    Verify the result: a plan that orders two uses of a buffer only through a third operation, at
+    another place in its chunk, loses that order where the pieces in between do not meet.
+
     A collective is cut along an axis that it neither splits nor concatenates (an all-reduce or
     broadcast along any), by all of its members alike.
 

@@ -56,7 +56,7 @@ def test_random_plans_stay_sound(seed: int, parts: int, axis: int) -> None:
 def hand(ops: str) -> Plan:
     return from_text(
         "plan hand ranks 2\ntensor x [4] float32\ntensor y [4] float32\n"
-        "tensor z [4] float32 per_rank\n" + ops
+        "tensor z [4] float32 per_rank\ntensor w [4] float32 per_rank\n" + ops
     )
 
 
@@ -86,6 +86,21 @@ def test_dependency_between_unrelated_chunks_is_on_every_piece() -> None:
 def test_reuse_of_a_buffer_is_ordered_piece_by_piece(first: str, then: str) -> None:
     split = split_chunks(hand(f"r0.0 {first}\nr0.1 {then} after r0.0\n"), 2)
     assert [op.deps for op in split.ops(0)][2:] == [(OpDep(0, 0),), (OpDep(0, 1),)]
+
+
+def test_order_through_another_place_is_lost_and_found_by_verification() -> None:
+    plan = hand(
+        "initial r0 z[0:4]\n"
+        "goal r1 x[0:2] from z over 0\n"
+        "goal r0 z[2:4] from z at [0] over 0\n"
+        "goal r1 w[0:4] from z over 0\n"
+        "r0.0 push z[0:4] -> r1 w[0:4]\n"
+        "r1.0 push w[0:4] -> r0 y[0:4] after r0.0\n"
+        "r1.1 copy w[0:2] -> x[0:2] after r0.0\n"
+        "r0.1 copy y[0:2] -> z[2:4] after r1.0\n"
+    )
+    assert verify(plan) == ()
+    assert "race" in {finding.code for finding in verify(split_chunks(plan, 2))}
 
 
 def test_waits_for_tiles_shrink_to_the_piece() -> None:
