@@ -52,6 +52,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+def examples(count: int) -> settings:
+    """Hypothesis settings: the suite's tests are inherited, so each runs in a class of its own."""
+    return settings(
+        deadline=None,
+        max_examples=count,
+        suppress_health_check=[HealthCheck.differing_executors],
+    )
+
+
 @st.composite
 def arguments(draw: st.DrawFn, name: str) -> dict[str, Any]:
     """Valid arguments of the template called ``name``: ragged, empty and odd ones among them."""
