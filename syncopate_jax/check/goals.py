@@ -77,6 +77,8 @@ def goal_reductions(plan: Plan) -> tuple[str, ...]:
     A goal that no reduction leads to, or both kinds, counts as ``sum``. The plan must be one that
     ``execute`` accepts and finishes.
     """
+    if not np.any(plan.columns.reduce == MAX):
+        return ("sum",) * len(plan.goals)
     instances = find_instances(plan, Report(plan))
     transfers = find_transfers(plan, instances)
     order = happens_before(plan, instances, transfers)

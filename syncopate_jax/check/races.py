@@ -143,22 +143,21 @@ def _unordered(touches: Touches, reach: Reach, runs: Runs) -> list[Array]:
 
 
 def _report(flow: Flow, touches: Touches, pairs: Array, report: Report) -> None:
+    """One finding for each two rows and the rank on which they meet."""
     first, second = touches.row[pairs[0]], touches.row[pairs[1]]
-    rows = np.stack([second, first], axis=1)
-    both, inverse = distinct_rows(rows)
-    by_pair = np.argsort(inverse, kind="stable")
-    start = np.searchsorted(inverse[by_pair], np.arange(len(both) + 1))
-    for i, (late, early) in enumerate(both[:SHOWN].tolist()):
-        mine = by_pair[start[i] : start[i + 1]]
-        ones, others = pairs[:, mine]
-        box = report.box(*flow.grid.hull(flow.atom[touches.at[ones]]))
+    keys = np.stack([second, first, flow.rank[touches.at[pairs[0]]]], axis=1)
+    meetings, inverse = distinct_rows(keys)
+    by_key = np.argsort(inverse, kind="stable")
+    start = np.searchsorted(inverse[by_key], np.arange(len(meetings) + 1))
+    for i, (late, early, rank) in enumerate(meetings[:SHOWN].tolist()):
+        one, other = pairs[:, by_key[start[i] : start[i + 1]]]
+        box = report.box(*flow.grid.hull(flow.atom[touches.at[one]]))
         report.add(
             "race", *report.place(late),
-            f"{_verb(touches.how[others[0]])} {box} of rank {flow.rank[touches.at[ones[0]]]}, "
-            f"which {report.name(early)} {_verb(touches.how[ones[0]])}, and neither waits for "
-            "the other; add a dependency",
+            f"{_verb(touches.how[other[0]])} {box} of rank {rank}, which {report.name(early)} "
+            f"{_verb(touches.how[one[0]])}, and neither waits for the other; add a dependency",
         )  # fmt: skip
-    report.more("race", len(both), "pairs of operations")
+    report.more("race", len(meetings), "pairs of operations")
 
 
 def _verb(how: int) -> str:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from syncopate_jax import compiler
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.plan import Plan
+from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.ops.blocked import Blocked, block
 from syncopate_jax.options import Options
 from syncopate_jax.pallas_kernels import matmul_tpu
@@ -77,7 +78,29 @@ def build(
     if target not in LARGEST_TILE:
         known = ", ".join(LARGEST_TILE)
         raise InputError(f"target: no local kernel is written for {target!r}; known: {known}")
-    tiles = choose_tiles(layout, LARGEST_TILE[target], dict(options.tiles))
+    layout, kernel, plan = prepare(kind, layout, LARGEST_TILE[target], dtype, out_dtype, options)
+    operator = compiler.compile(
+        kernel,
+        plan,
+        {plan.tensors[0].name: layout.place},
+        axis_name=axis_names,
+        backend=options.backend,
+        target=target,
+        order=options.order,
+    )
+    return operator, layout
+
+
+def prepare(
+    kind: str,
+    layout: Blocked,
+    largest: Mapping[str, int],
+    dtype: str,
+    out_dtype: str,
+    options: Options,
+) -> tuple[Blocked, PallasKernel, Plan]:
+    """Layout, local kernel and plan of a contraction, with tiles of at most ``largest``."""
+    tiles = choose_tiles(layout, largest, dict(options.tiles))
     if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
         layout = layout.ungrouped()
     plan = _plan(kind, layout, dtype if layout.place != "out" else out_dtype, tiles, options)
@@ -90,17 +113,7 @@ def build(
         dtype=dtype,
         out_dtype=out_dtype,
     )
-    tensor = plan.tensors[0].name
-    operator = compiler.compile(
-        kernel,
-        plan,
-        {tensor: layout.place},
-        axis_name=axis_names,
-        backend=options.backend,
-        target=target,
-        order=options.order,
-    )
-    return operator, layout
+    return layout, kernel, plan
 
 
 def choose_tiles(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from syncopate_jax.errors import SyncopateError
 from syncopate_jax.ir.build import build_plan
 from syncopate_jax.ir.chunk import Box, Chunk
-from syncopate_jax.ir.comm import KINDS, REDUCTIONS, P2P, Collective, ComputeDep, OpDep, Operation
+from syncopate_jax.ir.comm import KINDS, P2P, REDUCTIONS, Collective, ComputeDep, OpDep, Operation
 from syncopate_jax.ir.plan import Plan
 
 Lists = list[list[Operation]]

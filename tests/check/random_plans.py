@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from syncopate_jax.ir.build import build_plan
@@ -106,31 +108,25 @@ class Maker:
         return Held(rank, chunk, [], tiles if produced else [])
 
     def goal(self, rank: int, chunk: Chunk, source: Chunk, ranks: tuple[int, ...] = ()) -> None:
-        same = chunk == source and self.rng.random() < 0.5
-        self.goals.append(
-            Goal(
-                rank,
-                chunk.tensor,
-                chunk.box,
-                *(("", ()) if same else (source.tensor, source.box.lo)),
-                ranks,
-            )  # noqa: E501
-        )
+        origin = (source.tensor, source.box.lo)
+        if chunk == source and self.rng.random() < 0.5:
+            origin = ("", ())
+        self.goals.append(Goal(rank, chunk.tensor, chunk.box, *origin, ranks))
 
     def move(
         self,
         held: Held,
         rank: int,
         chunk: Chunk,
-        after: list[Step] = [],
-        reduce: str = "none",  # noqa: B006
+        after: Sequence[Step] = (),
+        reduce: str = "none",
     ) -> Held:
         """Moves what is held to ``chunk`` of ``rank``."""
         op = P2P(
             self.rng.choice((held.rank, rank)), held.rank, rank, held.chunk, chunk,
             reduce=reduce, channel=self.rng.choice(CHANNELS),
         )  # fmt: skip
-        step = Step(op, held.after + after, list(held.tiles))
+        step = Step(op, [*held.after, *after], list(held.tiles))
         self.streams[-1].append(step)
         return Held(rank, chunk, [step], [])
 
@@ -190,7 +186,7 @@ class Maker:
         if how == 0:
             total = parts[0]
             arrived = [
-                self.move(self.via(p), total.rank, total.chunk, [], reduce) for p in parts[1:]
+                self.move(self.via(p), total.rank, total.chunk, (), reduce) for p in parts[1:]
             ]
             total.after = [step for held in arrived for step in held.after]
         elif how == 1:
@@ -204,17 +200,18 @@ class Maker:
         else:
             total = parts[0]
             for part in parts[1:]:
-                new = self.move(total, part.rank, part.chunk, [], reduce)
+                new = self.move(total, part.rank, part.chunk, (), reduce)
                 total = Held(part.rank, part.chunk, new.after, part.tiles)
         source = Chunk(tensor.name, tensor.box)
         self.goal(total.rank, total.chunk, source, ranks)
         self.spread(total, source, ranks)
 
     def reuse(self) -> None:
-        """Pieces that pass through one slot of a rank, one after the other."""
+        """Pieces that pass through one slot of a rank; each waits until the last one has left."""
         piece = self.shape()
         count = self.rng.randint(2, 4)
         tensor = self.tensor((piece[0] * count, *piece[1:]))
+        room = self.tensor(tensor.shape)
         slot_tensor = self.tensor(piece)
         slot, middle = Chunk(slot_tensor.name, slot_tensor.box), self.rng.randrange(self.ranks)
         free: list[Step] = []
@@ -222,22 +219,12 @@ class Maker:
             box = tensor.box.with_axis(0, i * piece[0], (i + 1) * piece[0])
             held = self.start(self.rng.randrange(self.ranks), tensor, box)
             there = self.move(held, middle, slot, free)
-            others = [rank for rank in range(self.ranks) if rank != held.rank]
-            last = i == count - 1
-            for rank in self.rng.sample(
-                others, self.rng.randint(not last, len(others)) if others else 0
-            ):
-                read = self.move(there, rank, held.chunk)
-                self.goal(rank, held.chunk, held.chunk)
-                free = read.after if rank == others[0] else [*free, *read.after]
-            free = [s for s in self.streams[-1] if there.after[0] in s.after] or there.after
-            if last:
-                self.goal(middle, slot, held.chunk)
-            elif free == there.after:
-                extra = self.tensor(piece)
-                kept = self.move(there, middle, Chunk(extra.name, extra.box))
-                self.goal(middle, kept.chunk, held.chunk)
-                free = kept.after
+            free = []
+            for rank in self.rng.sample(range(self.ranks), self.rng.randint(1, self.ranks)):
+                read = self.move(there, rank, Chunk(room.name, box))
+                self.goal(rank, read.chunk, held.chunk)
+                free += read.after
+        self.goal(middle, slot, held.chunk)
 
     def collective(self) -> None:
         """One collective over a random group, in place or not, with ragged pieces."""
@@ -260,7 +247,7 @@ class Maker:
         """Consecutive non-empty boxes along an axis."""
         cuts = sorted(self.rng.sample(range(box.lo[axis] + 1, box.hi[axis]), parts - 1))
         bounds = [box.lo[axis], *cuts, box.hi[axis]]
-        return [box.with_axis(axis, a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [box.with_axis(axis, a, b) for a, b in itertools.pairwise(bounds)]
 
     def _wide(self, parts: int) -> tuple[tuple[int, ...], int]:
         shape = list(self.shape())
