@@ -79,7 +79,7 @@ def _shape(text: str) -> tuple[int, int, int]:
 def _local(
     operator: str, m: int, k: int, n: int, ranks: int
 ) -> tuple[Contraction, tuple[int, ...], tuple[int, ...]]:
-    """The contraction and one rank's operand shapes, tensor parallel in the operator's usual way."""
+    """The contraction and one rank's operand shapes, in the operator's usual tensor parallelism."""
     from syncopate_jax.ops.contraction import Contraction
 
     kind, place, gather, scatter = OPERATORS[operator]

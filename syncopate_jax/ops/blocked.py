@@ -71,8 +71,8 @@ class Blocked:
 
     def ungrouped(self) -> Blocked:
         """The same with a dimension for every letter, for tiles that do not divide a block."""
-        letters = {place: "".join(split_groups(getattr(self, place))) for place in _PLACES}
-        return replace(self, **letters)
+        lhs, rhs, out = ("".join(split_groups(x)) for x in (self.lhs, self.rhs, self.out))
+        return replace(self, lhs=lhs, rhs=rhs, out=out)
 
 
 def block(spec: Contraction, lhs: tuple[int, ...], rhs: tuple[int, ...], ranks: int) -> Blocked:

@@ -100,7 +100,7 @@ def prepare(
     options: Options,
 ) -> tuple[Blocked, PallasKernel, Plan]:
     """Layout, local kernel and plan of a contraction, with tiles of at most ``largest``."""
-    tiles = choose_tiles(layout, largest, dict(options.tiles))
+    tiles = choose_tiles(layout, largest, options.tile_sizes)
     if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
         layout = layout.ungrouped()
     plan = _plan(kind, layout, dtype if layout.place != "out" else out_dtype, tiles, options)
