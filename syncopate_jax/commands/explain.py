@@ -13,7 +13,7 @@ from syncopate_jax.errors import InputError
 
 if TYPE_CHECKING:
     from syncopate_jax.check.simulate import Comparison
-    from syncopate_jax.ops.contraction import Contraction
+    from syncopate_jax.ops.spec import Contraction
 
 OPERATORS = {
     "all_gather_matmul": ("all_gather", "lhs", "m", ""),
@@ -80,7 +80,7 @@ def _local(
     operator: str, m: int, k: int, n: int, ranks: int
 ) -> tuple[Contraction, tuple[int, ...], tuple[int, ...]]:
     """The contraction and one rank's operand shapes, in the operator's usual tensor parallelism."""
-    from syncopate_jax.ops.contraction import Contraction
+    from syncopate_jax.ops.spec import Contraction
 
     kind, place, gather, scatter = OPERATORS[operator]
     spec = Contraction("bmk", "kn", "bmn", kind, place, gather=gather, scatter=scatter)

@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 from syncopate_jax.check.simulate import Comparison
 from syncopate_jax.ir.presets import h200_nvlink
 from syncopate_jax.ops import all_gather_matmul, matmul_reduce_scatter
-from syncopate_jax.ops.contraction import Contraction
 from syncopate_jax.ops.prediction import predict
+from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 
 AXIS = "tp"

@@ -14,12 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.pallas_kernels.matmul_tpu import group_shape, split_groups
-
-if TYPE_CHECKING:
-    from syncopate_jax.ops.contraction import Contraction
 
 _PLACES = ("lhs", "rhs", "out")
 

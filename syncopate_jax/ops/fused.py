@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +13,12 @@ from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.ops.blocked import Blocked, block
+from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.pallas_kernels import matmul_tpu
 from syncopate_jax.registry import backends, templates
 from syncopate_jax.runtime import mesh
 from syncopate_jax.runtime.operator import Operator
-
-if TYPE_CHECKING:
-    from syncopate_jax.ops.contraction import Contraction
 
 TEMPLATES = {
     "all_gather": "all_gather_swizzle",
