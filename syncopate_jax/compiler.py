@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from syncopate_jax.backends.interface import Backend, Work
 from syncopate_jax.check.verify import check
+from syncopate_jax.check.verify_schedule import check_schedule
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.axis_map import AxisMap
@@ -60,6 +61,7 @@ def compile(
     space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel))
     axis_map.check(plan, accesses)
     schedule = schedule_plan(plan, space, accesses, axis_map, intra=order)
+    check_schedule(schedule, space, accesses, axis_map)
     names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
     work = Work(kernel, schedule, space, accesses, axis_map, names)
     return Operator(work, _choose(backend, work, target), target)
