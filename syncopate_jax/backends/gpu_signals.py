@@ -153,7 +153,7 @@ def _bounded_wait(counters: Any, watch: Watch, at: Any, numbers: list[Any]) -> N
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(), *[scalar] * 5))
     def wait(ctx: Any, counter: Any, record: Any, *fields: Any) -> None:
         del ctx
-        count, rank, position, step, slot = fields
+        count, rank, position, step, slot = (field.registers.item() for field in fields)
         _emit_bounded_wait(counter, record, count, [rank, position, step, slot, count], limit)
 
     numbers = [jnp.asarray(n, jnp.int32) for n in numbers]
