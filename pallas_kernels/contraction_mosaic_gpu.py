@@ -216,8 +216,8 @@ class ContractionLoop:
         return {
             "num_threads": self.warpgroups,
             "thread_name": matmul_mosaic_gpu.WARPGROUP_AXIS,
-            "cluster": (1,),
-            "cluster_names": (matmul_mosaic_gpu.CLUSTER_AXIS,),
+            "cluster": (1, 1),
+            "cluster_names": matmul_mosaic_gpu.CLUSTER_AXES,
         }
 
     def unsupported_reason(self, kernel: PallasKernel) -> str | None:
