@@ -88,8 +88,8 @@ def contraction(
         lead=lead,
         row_axis=row_axis,
         column_axis=column_axis,
-        limits=tuple(_limits(groups, sizes, dtype, out_dtype, config)),
     )
+    body = dataclasses.replace(body, limits=tuple(_limits(groups, sizes, dtype, out_dtype, body)))
     return PallasKernel(
         body=_no_grid,
         grid=grid,
@@ -156,22 +156,37 @@ def _limits(
     sizes: Mapping[str, int],
     dtype: jax.typing.DTypeLike,
     out_dtype: jax.typing.DTypeLike,
-    config: MatmulConfig,
+    body: ContractionLoop,
 ) -> Iterator[str]:
+    """What the tensor cores and the copy unit cannot do, in words."""
+    config = body.config
     if str(jnp.dtype(dtype)) not in DTYPES:
         yield f"the tensor cores multiply {' or '.join(DTYPES)}, found {jnp.dtype(dtype)}"
+        return
     if str(jnp.dtype(out_dtype)) not in (*DTYPES, "float32"):
         yield f"the epilogue stores {', '.join(DTYPES)} or float32, found {jnp.dtype(out_dtype)}"
     if config.cluster != 1:
         yield f"a fused matmul runs in clusters of 1 CTA, found {config.cluster}"
-    for name, found in groups.items():
-        (columns,) = matmul_tpu.group_shape(found[-1:], sizes)
+    shapes = {name: _matrix_shape(found, sizes) for name, found in groups.items()}
+    for name, (_, columns) in shapes.items():
         size = columns * jnp.dtype(out_dtype if name == "out" else dtype).itemsize
         if size % COPY_BYTES:
             yield (
-                f"rows of {name} {''.join(found)!r} are {size} bytes; the copy unit needs a "
-                f"multiple of {COPY_BYTES}: pad its last dimension"
+                f"rows of {name} are {size} bytes; the copy unit needs a multiple of {COPY_BYTES}: "
+                f"pad its last dimension"
             )
+    x, w = (jax.ShapeDtypeStruct(shapes[name], jnp.dtype(dtype)) for name in (body.x, body.w))
+    operands = Operands(
+        x, w, None, x_transposed=body.x_transposed, w_transposed=body.w_transposed
+    )
+    yield from matmul_mosaic_gpu.limits(operands, config)
+
+
+def _matrix_shape(groups: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, int]:
+    """Extents of the two dimensions that are cut into tiles."""
+    cut = [group for group in groups if group[-1] in matmul_tpu.MATRIX_LETTERS]
+    rows, columns = matmul_tpu.group_shape(cut, sizes)
+    return rows, columns
 
 
 def _no_grid(*_refs: Any) -> None:
@@ -198,7 +213,7 @@ class ContractionLoop:
     lead: tuple[int, ...]
     row_axis: int
     column_axis: int
-    limits: tuple[str, ...]
+    limits: tuple[str, ...] = ()
 
     @property
     def warpgroups(self) -> int:

@@ -8,7 +8,7 @@ calls ``compute_tiles`` inside its own kernel, with its own ``TileLoop``.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import jax
@@ -22,6 +22,7 @@ from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
 CTA_AXIS, WARPGROUP_AXIS = "cta", "wg"
 CLUSTER_AXES = ("cluster_m", "cluster_n")
 SWIZZLE_BYTES = 128  # the widest TMA swizzle: rows of 128 bytes, so 64 elements of 2 bytes
+SMALLEST_SWIZZLE = 32  # bytes; wgmma takes 32, 64 and 128
 WGMMA_ROWS = 64  # rows of one wgmma instruction
 
 
@@ -136,6 +137,30 @@ def _operand_swizzle(operands: Operands, config: MatmulConfig) -> int:
     if not operands.w_transposed:
         columns += [config.tile_n, operands.w.shape[1]]
     return math.gcd(SWIZZLE_BYTES, *(c * itemsize for c in columns))
+
+
+def limits(operands: Operands, config: MatmulConfig) -> Iterator[str]:
+    """Why shared memory cannot hold blocks of operands of these shapes, in words."""
+    swizzle = _operand_swizzle(operands, config)
+    if swizzle < SMALLEST_SWIZZLE:
+        yield (
+            f"operands are contiguous in {operands.x.shape} and {operands.w.shape}; rows that the "
+            f"tensor cores read across need a multiple of {SMALLEST_SWIZZLE} bytes"
+        )
+        return
+    blocks = (config.tile_m, config.tile_k), (config.tile_k, config.tile_n)
+    turned = operands.x_transposed, operands.w_transposed
+    for operand, block, transposed in zip((operands.x, operands.w), blocks, turned, strict=True):
+        itemsize = jnp.dtype(operand.dtype).itemsize
+        width = block[0 if transposed else 1] * itemsize
+        tile = (8, swizzle // itemsize)
+        if (width != swizzle or not config.flat) and (
+            operand.shape[0] % tile[0] or operand.shape[1] % tile[1]
+        ):
+            yield (
+                f"an operand {operand.shape} is copied in tiles of {tile}, which must divide it: "
+                f"pad it"
+            )
 
 
 def _operand_buffer(block: tuple[int, int], stages: int, dtype: Any, swizzle: int, flat: bool) -> Any:
