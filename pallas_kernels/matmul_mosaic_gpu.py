@@ -103,6 +103,8 @@ class Operands:
       addends: called with the tile; the number of tiles to add, and a function of a number and of
         what to do with that tile.
       k_steps: how many k steps there are, if not as many as ``x`` and ``w`` are deep.
+      direct: store from registers, where the matrices are not known before the launch; the tile
+        must then divide them, and ``after_tile`` must publish what all threads stored.
     """
 
     x: Any
@@ -116,6 +118,7 @@ class Operands:
     y_at: Callable[[tile_loop.Tile, Use], None] | None = None
     addends: Callable[[tile_loop.Tile], tuple[Any, Callable[[Any, Use], None]]] | None = None
     k_steps: int | None = None
+    direct: bool = False
 
     @property
     def k(self) -> int:
@@ -560,12 +563,20 @@ class _Worker:
     ) -> None:
         slots = self.config.epilogue_slots
         smem = self.y_smem.at[wg, index % slots]
-        plgpu.wait_smem_to_gmem(slots - 1, wait_read_only=True)
-        smem[...] = part
-        plgpu.commit_smem()
+        direct = self.operands.direct
+        if not direct:
+            plgpu.wait_smem_to_gmem(slots - 1, wait_read_only=True)
+            smem[...] = part
+            plgpu.commit_smem()
+
+        def put(ref: Any) -> None:
+            if direct:
+                ref[...] = part
+            else:
+                plgpu.copy_smem_to_gmem(smem, ref)
 
         def copy() -> None:
-            send = self.on_part(lambda ref: plgpu.copy_smem_to_gmem(smem, ref), index, wg)
+            send = self.on_part(put, index, wg)
             if self.operands.y_at is not None:
                 self.operands.y_at(tile, send)
             else:
