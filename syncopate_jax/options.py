@@ -8,6 +8,8 @@ from typing import Any
 
 from syncopate_jax.errors import InputError
 
+ORDERS = ("natural", "grouped", "snake")
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -32,8 +34,15 @@ class Options:
     order: str = "natural"
 
     def __post_init__(self) -> None:
+        for name, given in (("backend", self.backend), ("target", self.target)):
+            if not isinstance(given, str) and (name, given) != ("target", None):
+                raise InputError(f"{name}: needs a name, found {given!r}")
+        if self.order not in ORDERS:
+            raise InputError(f"order: needs one of {', '.join(ORDERS)}, found {self.order!r}")
         if self.split is not None and (not isinstance(self.split, int) or self.split < 1):
             raise InputError(f"split: needs an integer of at least 1 or None, found {self.split!r}")
+        if not isinstance(self.tiles, Mapping | tuple | None):
+            raise InputError(f"tiles: needs a mapping from letters to sizes, found {self.tiles!r}")
         pairs = self.tiles.items() if isinstance(self.tiles, Mapping) else self.tiles or ()
         object.__setattr__(self, "tiles", tuple(sorted(pairs)))
         for letter, size in self.tiles:

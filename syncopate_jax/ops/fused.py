@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import jax
@@ -11,7 +12,8 @@ import jax.numpy as jnp
 
 from syncopate_jax import compiler
 from syncopate_jax.errors import InputError, UnsupportedError
-from syncopate_jax.ir.plan import Plan
+from syncopate_jax.ir.chunk import Box
+from syncopate_jax.ir.plan import Goal, Plan, Region
 from syncopate_jax.ops.blocked import Blocked, block
 from syncopate_jax.options import Options
 from syncopate_jax.pallas_kernels import matmul_tpu
@@ -32,13 +34,37 @@ LARGEST_TILE = {"tpu": {"m": 256, "n": 256, "k": 512}}
 
 
 def choose_backend(spec: Contraction, options: Options) -> str:
-    """The backend to use: as asked, or for ``auto`` what is known to be fastest, else ``xla``."""
+    """The backend to use: as asked, or for ``auto`` what is known to be fastest, else ``xla``.
+
+    Options are checked whichever backend it is, so that what runs on one runs on all.
+    """
+    _check_options(options)
     if spec.kind == "none":
         return "xla"
     if options.backend == "auto":
         return "xla"
-    backends.get(options.backend)  # raises for a name that is not registered
     return options.backend
+
+
+def _check_options(options: Options) -> None:
+    """Raises InputError for names and letters that nothing is registered under."""
+    if options.backend != "auto":
+        backends.get(options.backend)
+    if options.target is not None and options.target not in LARGEST_TILE:
+        known = ", ".join(LARGEST_TILE)
+        raise InputError(
+            f"target: no local kernel is written for {options.target!r}; known: {known}"
+        )
+    if isinstance(options.plan, str):
+        templates.get(options.plan)
+    elif options.plan is not None and not isinstance(options.plan, Plan):
+        raise InputError(
+            f"plan: needs a Plan, the name of a plan template or None, found {options.plan!r}"
+        )
+    unknown = set(dict(options.tiles)) - set(matmul_tpu.MATRIX_LETTERS)
+    if unknown:
+        known = ", ".join(sorted(matmul_tpu.MATRIX_LETTERS))
+        raise InputError(f"tiles: {sorted(unknown)} are no letters; known: {known}")
 
 
 def contract(
@@ -55,6 +81,11 @@ def contract(
         raise UnsupportedError(
             f"a fused {spec.kind} of empty operands {lhs.shape} and {rhs.shape} has nothing to "
             f"compute; use backend 'xla'"
+        )
+    if lhs.dtype == jnp.float64 or out_dtype == jnp.float64:
+        raise UnsupportedError(
+            f"a fused {spec.kind} adds in float32, which would lose half of float64's digits; use "
+            f"backend 'xla'"
         )
     layout = block(spec, lhs.shape, rhs.shape, ranks)
     operator, layout = build(spec.kind, layout, str(lhs.dtype), str(out_dtype), axis_names, options)
@@ -74,9 +105,6 @@ def build(
 ) -> tuple[Operator, Blocked]:
     """The operator of a blocked contraction, and the layout of its operands; memoised."""
     target = options.target or "tpu"
-    if target not in LARGEST_TILE:
-        known = ", ".join(LARGEST_TILE)
-        raise InputError(f"target: no local kernel is written for {target!r}; known: {known}")
     tiles = choose_tiles(layout, LARGEST_TILE[target], dict(options.tiles))
     if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
         layout = layout.ungrouped()
@@ -110,9 +138,6 @@ def choose_tiles(
 
     A letter that is not reduced and has no divisor near ``largest`` is cut raggedly instead.
     """
-    unknown = set(asked) - set(largest)
-    if unknown:
-        raise InputError(f"tiles: {sorted(unknown)} are no letters; known: {sorted(largest)}")
     tiles = {}
     for letter, most in largest.items():
         extent = layout.extents[letter]
@@ -131,9 +156,25 @@ def _plan(
     tiles: Mapping[str, int],
     options: Options,
 ) -> Plan:
+    usual = _from_template(TEMPLATES[kind], kind, layout, dtype, tiles, options)
     if isinstance(options.plan, Plan):
-        return options.plan
-    name = options.plan or TEMPLATES[kind]
+        plan = options.plan
+    elif options.plan in (None, TEMPLATES[kind]):
+        return usual
+    else:
+        plan = _from_template(options.plan, kind, layout, dtype, tiles, options)
+    _check_same_exchange(plan, usual, kind)
+    return plan
+
+
+def _from_template(
+    name: str,
+    kind: str,
+    layout: Blocked,
+    dtype: str,
+    tiles: Mapping[str, int],
+    options: Options,
+) -> Plan:
     axis, pieces = _split(kind, layout, tiles, options.split or 1)
     common = {"dtype": dtype, "split": pieces, "split_axis": axis}
     if kind == "all_gather":
@@ -143,7 +184,52 @@ def _plan(
         common |= {"produced": layout.place == "out"}
     else:
         common |= {"axis": max(layout.scatter, 0), "tensor": "y"}
-    return templates.get(name)(layout.ranks, layout.plan_shape, **common)
+    template = templates.get(name)
+    unknown = set(common) - set(inspect.signature(template).parameters)
+    if unknown:
+        raise InputError(
+            f"plan: template {name!r} makes no {kind}, it takes no {', '.join(sorted(unknown))}; "
+            f"the usual one is {TEMPLATES[kind]!r}"
+        )
+    return template(layout.ranks, layout.plan_shape, **common)
+
+
+def _check_same_exchange(plan: Plan, usual: Plan, kind: str) -> None:
+    """Raises InputError unless ``plan`` moves the operator's array as the usual plan does."""
+    found, wanted = _summary(plan), _summary(usual)
+    for what, value in wanted.items():
+        if found[what] != value:
+            raise InputError(
+                f"plan {plan.name}: its {what} is {found[what]}, this {kind} needs {value}; start "
+                f"from template {TEMPLATES[kind]!r}"
+            )
+
+
+def _summary(plan: Plan) -> dict[str, object]:
+    """What two plans of one exchange have in common, in words."""
+    first = plan.tensors[0] if plan.tensors else None
+    return {
+        "number of ranks": plan.num_ranks,
+        "shape": first and first.shape,
+        "dtype": first and first.dtype,
+        "initial data": _corners(plan, plan.initial),
+        "final data": _corners(plan, plan.goals),
+        "set of ranks summed": sorted({goal.ranks for goal in plan.goals}),
+    }
+
+
+def _corners(plan: Plan, items: Iterable[Region | Goal]) -> list[str]:
+    """Per rank the smallest box around what ``items`` say of it."""
+    boxes: list[list[Box]] = [[] for _ in range(plan.num_ranks)]
+    for item in items:
+        if item.box.size:
+            boxes[item.rank].append(item.box)
+    return [
+        str(Box(tuple(map(min, *(b.lo for b in own))), tuple(map(max, *(b.hi for b in own)))))
+        if len(own) > 1
+        else "".join(map(str, own)) or "none"
+        for own in boxes
+    ]
 
 
 def _split(kind: str, layout: Blocked, tiles: Mapping[str, int], wanted: int) -> tuple[int, int]:
