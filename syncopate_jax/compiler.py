@@ -20,6 +20,7 @@ from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.passes.schedule_plan import schedule_plan
 from syncopate_jax.passes.split_chunks import split_chunks
 from syncopate_jax.registry import backends
+from syncopate_jax.runtime import mesh
 from syncopate_jax.runtime.operator import Operator
 
 
@@ -54,6 +55,7 @@ def compile(
       PlanError: the plan or its schedule does not verify; all findings at once.
       InputError: an argument does not fit; UnsupportedError: no backend can do it, with reasons.
     """
+    names = mesh.axis_tuple(axis_name, caller="compile")
     axis_map = AxisMap.of(axis_map)
     check(plan)
     plan = expand_collectives(plan)
@@ -63,7 +65,6 @@ def compile(
     _check_dtypes(plan, axis_map, kernel)
     schedule = schedule_plan(plan, space, accesses, axis_map, intra=order)
     check_schedule(schedule, space, accesses, axis_map)
-    names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
     work = Work(kernel, schedule, space, accesses, axis_map, names)
     return Operator(work, _choose(backend, work, target), target)
 

@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+from syncopate_jax.plans.all_gather_ring import all_gather_ring
 
 from syncopate_jax import cli
 from syncopate_jax.check.verify import verify
 from syncopate_jax.commands.plan_files import read_plan
 from syncopate_jax.ir import presets, serial, text, topology_json
-from syncopate_jax.plans.all_gather_ring import all_gather_ring
 from syncopate_jax.registry import templates
 
 RING = ["plan", "all_gather_ring", "--ranks", "3", "--shape", "6,4"]

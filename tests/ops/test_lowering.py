@@ -66,9 +66,7 @@ def test_gradients_are_kernels_too(case: Case) -> None:
 def layer(backend: str) -> Any:
     def local(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
         hidden = all_gather_matmul(x, up, axis_name="t", backend=backend)
-        return x + matmul_reduce_scatter(
-            jax.nn.gelu(hidden), down, axis_name="t", backend=backend
-        )
+        return x + matmul_reduce_scatter(jax.nn.gelu(hidden), down, axis_name="t", backend=backend)
 
     return jax.shard_map(
         local,

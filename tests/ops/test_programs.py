@@ -23,9 +23,7 @@ each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def close(found: Any, wanted: Any) -> None:
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, wanted
-    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, wanted)
 
 
 def arrays(*shapes: tuple[int, ...]) -> list[jax.Array]:
