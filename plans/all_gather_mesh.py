@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from syncopate_jax.plans.gathering import gather_plan, square_divisor
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir.arguments import integer, one_of, origin_text
@@ -13,6 +12,7 @@ from syncopate_jax.ir.comm import DEFAULT_CHANNEL
 from syncopate_jax.ir.moves import MODES, Array, relay
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.shards import cut_shards
+from syncopate_jax.plans.gathering import gather_plan, square_divisor
 from syncopate_jax.registry import templates
 
 NAME = "all_gather_mesh"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from syncopate_jax.plans.gathering import gather_plan
 
 from syncopate_jax.ir.arguments import origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
 from syncopate_jax.ir.moves import relay
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.shards import cut_shards
+from syncopate_jax.plans.gathering import gather_plan
 from syncopate_jax.registry import templates
 
 NAME = "all_gather_swizzle"

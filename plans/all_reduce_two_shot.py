@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from syncopate_jax.plans.reducing import (
-    partial_regions,
-    reduce_direct,
-    reduce_ring,
-    reduction,
-)
 
 from syncopate_jax.ir.arguments import one_of, origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
 from syncopate_jax.ir.moves import Array, Moves, join, relay
 from syncopate_jax.ir.plan import Goal, Plan, Tensor
 from syncopate_jax.ir.shards import Shards, cut_shards
+from syncopate_jax.plans.reducing import (
+    partial_regions,
+    reduce_direct,
+    reduce_ring,
+    reduction,
+)
 from syncopate_jax.registry import templates
 
 NAME = "all_reduce_two_shot"

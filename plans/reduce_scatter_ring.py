@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from syncopate_jax.plans.reducing import partial_regions, reduce_ring, reduction
-
 from syncopate_jax.ir.arguments import origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
 from syncopate_jax.ir.plan import Goal, Plan, Tensor
 from syncopate_jax.ir.shards import cut_shards
+from syncopate_jax.plans.reducing import partial_regions, reduce_ring, reduction
 from syncopate_jax.registry import templates
 
 NAME = "reduce_scatter_ring"

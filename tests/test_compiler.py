@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
 
 from syncopate_jax.compiler import compile as fuse
 from syncopate_jax.errors import InputError, MeshError, PlanError, UnsupportedError
+from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
 from tests.backends import own_kernels
 from tests.check.small_plans import with_column
 from tests.ops import cases

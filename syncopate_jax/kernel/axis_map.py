@@ -42,7 +42,7 @@ class AxisMap:
         return cls(tuple(Binding(tensor, operand, dims) for tensor, (operand, dims) in pairs))
 
     def check(self, plan: Plan, accesses: Mapping[str, AnyAccess]) -> None:
-        """Raises InputError when a binding names a tensor, operand or dimension that is not there."""
+        """Raises InputError when a binding names a tensor, operand or dimension that is missing."""
         for binding in self.bindings:
             tensor = plan.tensor(binding.tensor)
             if binding.operand not in accesses:

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from syncopate_jax.errors import InputError
-from syncopate_jax.ops.contraction import Contraction, contract
+from syncopate_jax.ops.contraction import contract
+from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.runtime import mesh
 

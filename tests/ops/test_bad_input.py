@@ -11,16 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
 
 from syncopate_jax.errors import InputError, MeshError, UnsupportedError
-from syncopate_jax.ops.all_gather_matmul import all_gather_matmul
-from syncopate_jax.ops.all_to_all_matmul import all_to_all_matmul
-from syncopate_jax.ops.contraction import Contraction
-from syncopate_jax.ops.matmul_all_reduce import matmul_all_reduce
-from syncopate_jax.ops.matmul_all_to_all import matmul_all_to_all
-from syncopate_jax.ops.matmul_reduce_scatter import matmul_reduce_scatter
+from syncopate_jax.ops import (
+    all_gather_matmul,
+    all_to_all_matmul,
+    matmul_all_reduce,
+    matmul_all_to_all,
+    matmul_reduce_scatter,
+)
+from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
+from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
 from tests.ops import cases
 from tests.ops.cases import CASES, Case
 
@@ -199,7 +201,7 @@ OPTIONS = [
     ({"tiles": {"m": 0}}, "tiles: m needs an integer of at least 1, found 0"),
     ({"tiles": {"m": "8"}}, "tiles: m needs an integer of at least 1, found '8'"),
     ({"tiles": {"q": 8}}, "tiles: ['q'] are no letters; known: k, m, n"),
-    ({"tiles": 128}, "tiles: needs a mapping from letters to sizes, found 128"),
+    ({"tiles": 128}, "tiles: needs a mapping of letters to sizes, found 128"),
 ]
 
 

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from syncopate_jax.ops.all_gather_matmul import all_gather_matmul
-from syncopate_jax.ops.matmul_reduce_scatter import matmul_reduce_scatter
+from syncopate_jax.ops import all_gather_matmul, matmul_reduce_scatter
 from tests.ops import cases
 from tests.ops.cases import BY_NAME, CASES, Case
 

@@ -206,7 +206,8 @@ def test_a_wider_result_is_not_rounded() -> None:
 
 @pytest.mark.parametrize("order", ["natural", "grouped", "snake"])
 def test_every_order_of_tiles(order: str) -> None:
-    from syncopate_jax.ops.contraction import Contraction, contract
+    from syncopate_jax.ops.contraction import contract
+    from syncopate_jax.ops.spec import Contraction
     from syncopate_jax.options import Options
 
     x, w, ct = cases.operands(1, 8, 4, 6)

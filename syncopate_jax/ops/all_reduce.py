@@ -1,4 +1,4 @@
-"""Operator: multiply, then reshard the result from rows to columns."""
+"""Operator: matrix product of partial operands, reduced onto every rank."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import jax
 
-from syncopate_jax.ops.contraction import Contraction
 from syncopate_jax.ops.operands import matmul_like
+from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 
-_SPEC = Contraction("bmk", "kn", "bmn", "all_to_all", "out", gather="m", scatter="n")
+_SPEC = Contraction("bmk", "kn", "bmn", "all_reduce", "out")
 
 
-def matmul_all_to_all(
+def matmul_all_reduce(
     x: jax.Array,
     w: jax.Array,
     *,
@@ -26,24 +26,22 @@ def matmul_all_to_all(
     split: int | None = None,
     tiles: Mapping[str, int] | None = None,
 ) -> jax.Array:
-    """``all_to_all(x @ w)``: row shards become column shards (the mirror of A2A-GEMM).
-
-    This is the projection before Ulysses-style attention: rows come in sharded, heads go out so.
+    """``all_reduce(x @ w)``, the reduction overlapped by the product (paper section 6, GEMM-AR).
 
     Args:
-      x: [..., M/W, K].
-      w: [K, N].
+      x: [..., M, K/W].
+      w: [K/W, N].
       axis_name: mesh axis, or tuple of mesh axes, whose W ranks take part.
       preferred_element_type: dtype of the result; default that of the promoted operands.
       backend, target, plan, split, tiles: as in ``syncopate_jax.options.Options``.
 
     Returns:
-      [..., M, N/W].
+      [..., M, N], the sum over the ranks, the same on every rank; float32 sums if fused.
 
     Raises:
-      InputError: when shapes, dtypes or options do not fit, or W does not divide N.
+      InputError: when shapes, dtypes or options do not fit; the message has the numbers.
       MeshError: when ``axis_name`` is not bound by a surrounding ``jax.shard_map``.
     """
     spec = _SPEC
     options = Options(backend=backend, target=target, plan=plan, split=split, tiles=tiles)
-    return matmul_like("matmul_all_to_all", x, w, spec, axis_name, preferred_element_type, options)
+    return matmul_like("matmul_all_reduce", x, w, spec, axis_name, preferred_element_type, options)
