@@ -18,7 +18,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
 
-CTA_AXIS, CLUSTER_AXIS, WARPGROUP_AXIS = "cta", "cluster", "wg"
+CTA_AXIS, WARPGROUP_AXIS = "cta", "wg"
+CLUSTER_AXES = ("cluster_m", "cluster_n")
 SWIZZLE_BYTES = 128  # the widest TMA swizzle: rows of 128 bytes, so 64 elements of 2 bytes
 WGMMA_ROWS = 64  # rows of one wgmma instruction
 
@@ -33,12 +34,14 @@ class MatmulConfig:
       stages: operand stages in shared memory.
       warpgroups: compute warpgroups; they share the tile along ``split``.
       split: "m" gives each warpgroup a band of rows, "n" a band of columns.
-      cluster: CTAs of a cluster, 1 or 2, on neighbouring tiles along ``cluster_dim``; the operand
-        block they share is loaded once and multicast.
+      cluster_m, cluster_n: CTAs of a cluster along m and n, on neighbouring tiles; an operand block
+        that several of them need is loaded once and multicast.
       group, minor: bands of the natural order, see ``NaturalOrder``; in cluster tiles.
       epilogue_n: columns of one output store.
       epilogue_slots: output stores in flight per warpgroup.
       overlap_epilogue: store a tile during the next tile's first k steps (16-bit outputs).
+      flat: copy operands as plain rows where their layout in shared memory allows, see
+        ``_operand_buffer``; not for interpret mode, whose aliases do not share bytes.
       in_flight: k steps of wgmma left running when a stage is released, 0 or 1.
       producer_registers: registers per thread kept by the warpgroup that loads.
     """
@@ -49,14 +52,15 @@ class MatmulConfig:
     stages: int = 4
     warpgroups: int = 2
     split: Literal["m", "n"] = "m"
-    cluster: int = 1
-    cluster_dim: Literal["m", "n"] = "m"
+    cluster_m: int = 1
+    cluster_n: int = 1
     group: int = 8
     minor: Literal["m", "n"] = "m"
     epilogue_n: int = 64
     epilogue_slots: int = 2
     overlap_epilogue: bool = True
     in_flight: int = 1
+    flat: bool = True
     producer_registers: int = 40
 
     @property
@@ -67,14 +71,13 @@ class MatmulConfig:
         return self.tile_m, self.tile_n // self.warpgroups
 
     @property
-    def cluster_shape(self) -> tuple[int, int]:
-        """CTAs of a cluster along m and n."""
-        return (self.cluster, 1) if self.cluster_dim == "m" else (1, self.cluster)
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster_m * self.cluster_n
 
     def tiles(self, m: int, n: int) -> tuple[int, int]:
         """Cluster tiles along m and n that cover an [m, n] output."""
-        cluster_m, cluster_n = self.cluster_shape
-        return -(-m // (self.tile_m * cluster_m)), -(-n // (self.tile_n * cluster_n))
+        return -(-m // (self.tile_m * self.cluster_m)), -(-n // (self.tile_n * self.cluster_n))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,11 +100,35 @@ class Operands:
         return self.w.shape[1] if self.w_transposed else self.w.shape[0]
 
 
-def _transforms(columns: int, dtype: Any) -> tuple[Any, ...]:
-    """The shared-memory layout of a block with ``columns`` contiguous elements."""
-    itemsize = jnp.dtype(dtype).itemsize
-    swizzle = math.gcd(columns * itemsize, SWIZZLE_BYTES)
-    return plgpu.TilingTransform((8, swizzle // itemsize)), plgpu.SwizzleTransform(swizzle)
+def _swizzled(swizzle: int, dtype: Any) -> tuple[Any, ...]:
+    """The shared-memory layout of a wgmma operand: tiles of 8 rows of ``swizzle`` bytes."""
+    columns = swizzle // jnp.dtype(dtype).itemsize
+    return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(swizzle)
+
+
+def _operand_swizzle(operands: Operands, config: MatmulConfig) -> int:
+    """The widest swizzle, in bytes, that suits both operands; wgmma wants one for both."""
+    itemsize = jnp.dtype(operands.x.dtype).itemsize
+    columns = [config.tile_k]
+    if operands.x_transposed:
+        columns += [config.tile_m, operands.x.shape[1]]
+    if not operands.w_transposed:
+        columns += [config.tile_n, operands.w.shape[1]]
+    return math.gcd(SWIZZLE_BYTES, *(c * itemsize for c in columns))
+
+
+def _operand_buffer(block: tuple[int, int], stages: int, dtype: Any, swizzle: int, flat: bool) -> Any:
+    """Shared memory for ``stages`` blocks of an operand, and, if ``flat``, its flat view.
+
+    The TMA unit cannot clip inside a tile, so copies into a tiled buffer need sizes that are
+    multiples of the tile. A block one swizzle wide is the same bytes tiled or not: the flat view
+    lets the unit copy it as plain rows, clipped at any row and any 16 bytes.
+    """
+    tiled = plgpu.SMEM((stages, *block), dtype, transforms=_swizzled(swizzle, dtype))
+    if not flat or block[1] * jnp.dtype(dtype).itemsize != swizzle:
+        return tiled
+    rows = plgpu.SMEM((stages, *block), dtype, transforms=(plgpu.SwizzleTransform(swizzle),))
+    return plgpu.RefUnion(tiled, rows)
 
 
 def scratch(operands: Operands, config: MatmulConfig) -> dict[str, Any]:
@@ -112,16 +139,16 @@ def scratch(operands: Operands, config: MatmulConfig) -> dict[str, Any]:
     x_block = x_block[::-1] if operands.x_transposed else x_block
     w_block = w_block[::-1] if operands.w_transposed else w_block
     stages = config.stages
+    swizzle = _operand_swizzle(operands, config)
+    out_swizzle = math.gcd(config.epilogue_n * jnp.dtype(out_dtype).itemsize, SWIZZLE_BYTES)
     out_block = (config.warpgroups, config.epilogue_slots, WGMMA_ROWS, config.epilogue_n)
     found = {
-        "x_smem": plgpu.SMEM((stages, *x_block), dtype, transforms=_transforms(x_block[1], dtype)),
-        "w_smem": plgpu.SMEM((stages, *w_block), dtype, transforms=_transforms(w_block[1], dtype)),
-        "y_smem": plgpu.SMEM(
-            out_block, out_dtype, transforms=_transforms(config.epilogue_n, out_dtype)
-        ),
+        "x_smem": _operand_buffer(x_block, stages, dtype, swizzle, config.flat),
+        "w_smem": _operand_buffer(w_block, stages, dtype, swizzle, config.flat),
+        "y_smem": plgpu.SMEM(out_block, out_dtype, transforms=(plgpu.SwizzleTransform(out_swizzle),)),
         # A cluster barrier, also for one CTA: one thread arrives for its warpgroup, not 128.
         "empty": plgpu.ClusterBarrier(
-            collective_axes=(CLUSTER_AXIS,), num_arrivals=config.warpgroups, num_barriers=stages
+            collective_axes=CLUSTER_AXES, num_arrivals=config.warpgroups, num_barriers=stages
         ),
         "full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
     }
@@ -129,7 +156,7 @@ def scratch(operands: Operands, config: MatmulConfig) -> dict[str, Any]:
         found["addend_smem"] = plgpu.SMEM(
             (config.warpgroups, WGMMA_ROWS, config.epilogue_n),
             operands.addend.dtype,
-            transforms=_transforms(config.epilogue_n, operands.addend.dtype),
+            transforms=_swizzled(math.gcd(config.epilogue_n * jnp.dtype(operands.addend.dtype).itemsize, SWIZZLE_BYTES), operands.addend.dtype),
         )
         found["addend_full"] = plgpu.Barrier(num_barriers=config.warpgroups)
     return found
@@ -144,7 +171,14 @@ def compute_tiles(
 ) -> None:
     """Computes the tiles of ``loop``; to be called by all warpgroups of a kernel."""
 
+    allocated = scratch(operands, config)
+
     def body(**buffers: Any) -> None:
+        for name in "x", "w":
+            views = buffers.pop(f"{name}_smem")
+            flat = isinstance(allocated[f"{name}_smem"], plgpu.RefUnion)
+            tiled, rows = views if flat else (views, views)
+            buffers |= {f"{name}_smem": tiled, f"{name}_rows": rows}
         worker = _Worker(operands, config, loop, transform, **buffers)
         wg = lax.axis_index(WARPGROUP_AXIS)
 
@@ -156,7 +190,7 @@ def compute_tiles(
         def _consume() -> None:
             worker.consume(wg)
 
-    pl.run_scoped(body, **scratch(operands, config), collective_axes=WARPGROUP_AXIS)
+    pl.run_scoped(body, **allocated, collective_axes=WARPGROUP_AXIS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +202,9 @@ class _Worker:
     loop: tile_loop.TileLoop
     transform: Callable[[jax.Array], jax.Array] | None
     x_smem: Any
+    x_rows: Any
     w_smem: Any
+    w_rows: Any
     y_smem: Any
     empty: Any
     full: Any
@@ -197,12 +233,11 @@ class _Worker:
         """The CTA's tile of a cluster's tile."""
         if self.config.cluster == 1:
             return tile
-        rank = lax.axis_index(CLUSTER_AXIS)
-        cluster_m, cluster_n = self.config.cluster_shape
+        m_axis, n_axis = CLUSTER_AXES
         return dataclasses.replace(
             tile,
-            m=tile.m * cluster_m + (rank if cluster_m > 1 else 0),
-            n=tile.n * cluster_n + (rank if cluster_n > 1 else 0),
+            m=tile.m * self.config.cluster_m + lax.axis_index(m_axis),
+            n=tile.n * self.config.cluster_n + lax.axis_index(n_axis),
         )
 
     # -- load ------------------------------------------------------------------------------------
@@ -237,18 +272,18 @@ class _Worker:
         depth = pl.ds(block * config.tile_k, config.tile_k)
         x_at = (depth, rows) if operands.x_transposed else (rows, depth)
         w_at = (columns, depth) if operands.w_transposed else (depth, columns)
-        shared_x, shared_w = config.cluster_shape[1] > 1, config.cluster_shape[0] > 1
+        m_axis, n_axis = CLUSTER_AXES
         plgpu.copy_gmem_to_smem(
             operands.x.at[x_at],
-            self.x_smem.at[slot],
+            self.x_rows.at[slot],
             self.full.at[slot],
-            collective_axes=CLUSTER_AXIS if shared_x else None,
+            collective_axes=n_axis if config.cluster_n > 1 else None,
         )
         plgpu.copy_gmem_to_smem(
             operands.w.at[w_at],
-            self.w_smem.at[slot],
+            self.w_rows.at[slot],
             self.full.at[slot],
-            collective_axes=CLUSTER_AXIS if shared_w else None,
+            collective_axes=m_axis if config.cluster_m > 1 else None,
         )
 
     # -- compute ---------------------------------------------------------------------------------
@@ -508,8 +543,8 @@ def matmul(
         out_type=jax.ShapeDtypeStruct((m, n), out_dtype),
         grid=(workers,),
         grid_names=(CTA_AXIS,),
-        cluster=(config.cluster,),
-        cluster_names=(CLUSTER_AXIS,),
+        cluster=(config.cluster_m, config.cluster_n),
+        cluster_names=CLUSTER_AXES,
         num_threads=config.warpgroups + 1,
         thread_name=WARPGROUP_AXIS,
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
