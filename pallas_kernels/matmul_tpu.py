@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +34,11 @@ def matmul(
 
     Dimensions are letters: ``m``, ``n`` and ``k`` are cut into tiles (two of them in each operand,
     ``tiles`` gives the elements of a tile), every other letter is walked one index at a time.
+    Letters in brackets, such as ``(Gm)``, are one dimension, the first letter slowest; the tile of
+    the last must then divide its extent.
 
     Args:
-      lhs, rhs, out: letters of each operand, such as ``"bWmk"``, ``"kn"``, ``"bWmn"``.
+      lhs, rhs, out: letters of each operand, such as ``"Gbmk"``, ``"kn"``, ``"b(Gm)n"``.
       sizes: extent of every letter, in elements.
       tiles: tile size of the matrix letters; one that is reduced must divide its extent.
       dtype: of the operands.
@@ -43,17 +48,22 @@ def matmul(
       A local kernel with operands ``lhs`` and ``rhs`` and result ``out``, with an addend.
 
     Raises:
-      InputError: when an operand has not two matrix letters, or a reduced one is not divided.
+      InputError: when an operand has not two matrix letters, or an extent is not divided.
     """
+    groups = {
+        name: split_groups(given) for name, given in (("lhs", lhs), ("rhs", rhs), ("out", out))
+    }
+    lhs, rhs, out = ("".join(groups[name]) for name in ("lhs", "rhs", "out"))
     reduced = [letter for letter in dict.fromkeys(lhs + rhs) if letter not in out]
     for operand in (lhs, rhs, out):
         if sum(letter in MATRIX_LETTERS for letter in operand) != 2:
             raise InputError(f"matmul: operand {operand!r} needs two of the letters m, n, k")
-    for letter in reduced:
+    grouped = [group[-1] for found in groups.values() for group in found if len(group) > 1]
+    for letter in (*reduced, *grouped):
         if letter in MATRIX_LETTERS and sizes[letter] % tiles[letter]:
             raise InputError(
-                f"matmul: reduced letter {letter} has extent {sizes[letter]}, which its tile "
-                f"{tiles[letter]} does not divide"
+                f"matmul: letter {letter}, which is reduced or in brackets, has extent "
+                f"{sizes[letter]}, which its tile {tiles[letter]} does not divide"
             )
     axes = [*out, *reduced]
     blocks = {letter: tiles[letter] for letter in axes if letter in MATRIX_LETTERS}
@@ -69,12 +79,12 @@ def matmul(
         grid=grid,
         operands=("lhs", "rhs"),
         results=("out",),
-        in_specs=(_spec(lhs, axes, blocks), _spec(rhs, axes, blocks)),
-        out_specs=(_spec(out, axes, blocks),),
-        out_shape=(jax.ShapeDtypeStruct(tuple(sizes[letter] for letter in out), out_dtype),),
+        in_specs=tuple(_spec(groups[name], axes, blocks, grid) for name in ("lhs", "rhs")),
+        out_specs=(_spec(groups["out"], axes, blocks, grid),),
+        out_shape=(jax.ShapeDtypeStruct(group_shape(groups["out"], sizes), out_dtype),),
         scratch_shapes=(pltpu.VMEM(tile, jnp.float32),),
         has_addend=True,
-        reference=functools.partial(_reference, lhs=lhs, rhs=rhs, out=out, out_dtype=out_dtype),
+        reference=functools.partial(_reference, groups=groups, sizes=sizes, out_dtype=out_dtype),
         name="matmul",
     )
 
@@ -127,15 +137,47 @@ def _contracting(lhs: str, rhs: str, out: str) -> tuple[int, int, bool]:
     return a.index(shared), b.index(shared), c[0] in b
 
 
-def _spec(letters: str, axes: list[str], blocks: Mapping[str, int]) -> pl.BlockSpec:
-    where = tuple(axes.index(letter) for letter in letters)
+def split_groups(letters: str) -> tuple[str, ...]:
+    """``"b(Gm)n"`` as ``("b", "Gm", "n")``: the letters of each dimension."""
+    return tuple(a or b for a, b in re.findall(r"\((\w+)\)|(\w)", letters))
+
+
+def group_shape(groups: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Extents of dimensions given by their letters."""
+    return tuple(math.prod(sizes[letter] for letter in group) for group in groups)
+
+
+def _spec(
+    groups: Sequence[str], axes: list[str], blocks: Mapping[str, int], grid: Sequence[int]
+) -> pl.BlockSpec:
+    def index(group: str, at: Sequence[Any]) -> Any:
+        total: Any = 0
+        for letter in group:
+            axis = axes.index(letter)
+            total = total * grid[axis] + at[axis]
+        return total
+
     return pl.BlockSpec(
-        tuple(blocks.get(letter) for letter in letters),
-        lambda *grid: tuple(grid[axis] for axis in where),
+        tuple(blocks.get(group[-1]) for group in groups),
+        lambda *at: tuple(index(group, at) for group in groups),
     )
 
 
 def _reference(
-    a: jax.Array, b: jax.Array, *, lhs: str, rhs: str, out: str, out_dtype: jax.typing.DTypeLike
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    groups: Mapping[str, Sequence[str]],
+    sizes: Mapping[str, int],
+    out_dtype: jax.typing.DTypeLike,
 ) -> jax.Array:
-    return jnp.einsum(f"{lhs},{rhs}->{out}", a, b, preferred_element_type=out_dtype)
+    """The same in plain JAX; a letter that only ``out`` has must have extent 1."""
+    a, b, c = ("".join(groups[name]) for name in ("lhs", "rhs", "out"))
+    found = "".join(letter for letter in c if letter in a + b)
+    out = jnp.einsum(
+        f"{a},{b}->{found}",
+        lhs.reshape(group_shape(a, sizes)),
+        rhs.reshape(group_shape(b, sizes)),
+        preferred_element_type=out_dtype,
+    )
+    return out.reshape(group_shape(groups["out"], sizes))

@@ -58,7 +58,7 @@ def compile(
     check(plan)
     plan = expand_collectives(plan)
     plan = split_chunks(plan, split, split_axis)
-    space, accesses = kernel.read(_operand_shapes(plan, axis_map, kernel))
+    space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel))
     axis_map.check(plan, accesses)
     schedule = schedule_plan(plan, space, accesses, axis_map, intra=order)
     check_schedule(schedule, space, accesses, axis_map)
@@ -67,9 +67,7 @@ def compile(
     return Operator(work, _choose(backend, work, target), target)
 
 
-def _operand_shapes(
-    plan: Plan, axis_map: AxisMap, kernel: PallasKernel
-) -> dict[str, tuple[int, ...]]:
+def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[str, tuple[int, ...]]:
     """Shapes of the bound operands as tiles see them: around each rank's goals."""
     shapes = {}
     for binding in axis_map.bindings:

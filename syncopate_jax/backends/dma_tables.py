@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 
 from syncopate_jax.backends.buffers import Buffer, Buffers, place_buffers, result_tensor
 from syncopate_jax.backends.in_order import SENT, START, WAIT, sequence
@@ -143,8 +144,8 @@ class Layout:
         """How often each reduction axis has been advanced at step position ``step``."""
         visits = []
         for count in reversed(self.step_counts):
-            visits.append(step % count)
-            step = step // count
+            visits.append(lax.rem(step, count))
+            step = lax.div(step, count)
         return visits[::-1]
 
 

@@ -5,33 +5,37 @@ rank) and its place in the block. A chunk is then a slice along block letters, t
 the data of two ranks, and every array the caller sees is a reshape of what the kernel sees.
 For ``all_gather`` of ``m`` in ``bmk,kn->bmn``::
 
-    caller:  lhs [b, m, k]         rhs [k, n]   out [b, G*m, n]
-    plan:    tensor [G, b, m, k]; rank r starts with block r of G, ends with all of G
-    kernel:  lhs [G, b, m, k]      rhs [k, n]   out [b, G, m, n]
+    caller:  lhs bmk                       rhs kn   out b(Gm)n
+    plan:    tensor Gbmk; rank r starts with block r of G and ends with all of G
+    kernel:  lhs Gbmk                      rhs kn   out b(Gm)n
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from syncopate_jax.pallas_kernels.matmul_tpu import group_shape, split_groups
 
 if TYPE_CHECKING:
     from syncopate_jax.ops.contraction import Contraction
 
+_PLACES = ("lhs", "rhs", "out")
+
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A contraction in blocked letters.
+    """A contraction in blocked letters; brackets join a block and its letter in one dimension.
 
     Attributes:
       lhs, rhs, out: letters of the kernel's operands.
       place: which of them is exchanged; its letters are the plan tensor's.
       sizes: extent of every letter in the kernel.
-      plan_shape: the plan tensor's shape.
-      gather, scatter: its dimension of ``G`` and of ``S``, -1 if it has none.
-      lhs_shape, rhs_shape: what the caller's arrays are reshaped to.
-      out_shape: what the result is reshaped to for the caller.
+      ranks: number of ranks.
+      gather, scatter: the plan tensor's dimension of ``G`` and of ``S``, -1 if it has none.
+      split: the letter that is split into blocks where it is not exchanged, or empty.
+      result: extents of the caller's result.
     """
 
     lhs: str
@@ -39,12 +43,11 @@ class Blocked:
     out: str
     place: str
     sizes: tuple[tuple[str, int], ...]
-    plan_shape: tuple[int, ...]
+    ranks: int
     gather: int
     scatter: int
-    lhs_shape: tuple[int, ...]
-    rhs_shape: tuple[int, ...]
-    out_shape: tuple[int, ...]
+    split: str
+    result: tuple[int, ...]
 
     @property
     def extents(self) -> dict[str, int]:
@@ -55,6 +58,22 @@ class Blocked:
         """Letters of the plan tensor."""
         return {"lhs": self.lhs, "rhs": self.rhs, "out": self.out}[self.place]
 
+    @property
+    def plan_shape(self) -> tuple[int, ...]:
+        """Extents of the plan tensor: all blocks."""
+        return group_shape(self.exchanged, self.extents | {"G": self.ranks, "S": self.ranks})
+
+    def operand_shape(self, place: str) -> tuple[int, ...]:
+        """What the caller's ``lhs`` or ``rhs`` is reshaped to."""
+        letters = {"lhs": self.lhs, "rhs": self.rhs}[place]
+        own = {"G": 1, "S": self.ranks} if place == self.place else {}
+        return group_shape(split_groups(letters), self.extents | own)
+
+    def ungrouped(self) -> Blocked:
+        """The same with a dimension for every letter, for tiles that do not divide a block."""
+        letters = {place: "".join(split_groups(getattr(self, place))) for place in _PLACES}
+        return replace(self, **letters)
+
 
 def block(spec: Contraction, lhs: tuple[int, ...], rhs: tuple[int, ...], ranks: int) -> Blocked:
     """``spec`` in blocked letters for local operands of shapes ``lhs`` and ``rhs``."""
@@ -63,29 +82,27 @@ def block(spec: Contraction, lhs: tuple[int, ...], rhs: tuple[int, ...], ranks: 
     if spec.kind == "all_reduce":
         scatter = next((x for x in "mnb" if x in spec.out and sizes[x] % ranks == 0), "")
         sizes |= {scatter: sizes[scatter] // ranks} if scatter else {}
-    letters = {"lhs": spec.lhs, "rhs": spec.rhs, "out": spec.out}
-    blocked = {place: _block_letters(letters[place], place, spec, scatter) for place in letters}
     on_input = spec.place != "out"
-    kernel = sizes | {
-        "G": ranks if on_input else 1,
-        "S": 1 if on_input else ranks,
+    split = spec.gather if on_input else scatter
+    blocked = {
+        place: _block_letters(getattr(spec, place), spec, scatter)
+        if place == spec.place
+        else getattr(spec, place).replace(split, f"({'G' if on_input else 'S'}{split})")
+        if split
+        else getattr(spec, place)
+        for place in _PLACES
     }
-    shape = {place: tuple(kernel[x] for x in blocked[place]) for place in letters}
-    exchanged = blocked[spec.place]
-    whole = kernel | {"G": ranks, "S": ranks}
-    if on_input:  # the caller's array is this rank's block of G and every block of S
-        own = kernel | {"G": 1, "S": ranks}
-        shape[spec.place] = tuple(own[x] for x in exchanged)
+    kernel = sizes | {"G": ranks if on_input else 1, "S": 1 if on_input else ranks}
+    letters = "".join(blocked.values())
     return Blocked(
         **blocked,
         place=spec.place,
-        sizes=tuple(sorted((x, n) for x, n in kernel.items() if x in "".join(blocked.values()))),
-        plan_shape=tuple(whole[x] for x in exchanged),
-        gather=exchanged.find("G"),
-        scatter=exchanged.find("S"),
-        lhs_shape=shape["lhs"],
-        rhs_shape=shape["rhs"],
-        out_shape=_result_shape(spec, sizes, scatter, ranks),
+        sizes=tuple(sorted((x, n) for x, n in kernel.items() if x in letters)),
+        ranks=ranks,
+        gather=blocked[spec.place].find("G"),
+        scatter=blocked[spec.place].find("S"),
+        split=split,
+        result=_result_shape(spec, sizes, scatter, ranks),
     )
 
 
@@ -105,17 +122,12 @@ def _local_sizes(
     return sizes
 
 
-def _block_letters(letters: str, place: str, spec: Contraction, scatter: str) -> str:
-    """The letters of one operand with block letters put in.
+def _block_letters(letters: str, spec: Contraction, scatter: str) -> str:
+    """The letters of what is exchanged, with block letters put in.
 
     Blocks of the caller's own dimensions stand before their letter; a block that the exchange
     adds (its extent for the caller is 1) stands first, so that a chunk is contiguous.
     """
-    gather = spec.gather
-    if place != spec.place:
-        on_input = spec.place != "out"
-        split = gather if on_input else scatter
-        return letters.replace(split, ("G" if on_input else "S") + split) if split else letters
     if spec.kind == "all_gather":
         return "G" + letters
     if spec.kind == "reduce_scatter":
@@ -123,7 +135,7 @@ def _block_letters(letters: str, place: str, spec: Contraction, scatter: str) ->
     if spec.kind == "all_reduce":
         return letters.replace(scatter, "S" + scatter) if scatter else letters
     if spec.place == "out":
-        return "S" + letters.replace(gather, "G" + gather)
+        return "S" + letters.replace(spec.gather, "G" + spec.gather)
     return "G" + letters.replace(scatter, "S" + scatter)
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from syncopate_jax import compiler
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.plan import Plan
+from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.ops.blocked import Blocked, block
 from syncopate_jax.options import Options
 from syncopate_jax.pallas_kernels import matmul_tpu
@@ -51,34 +52,58 @@ def contract(
 ) -> jax.Array:
     """``spec`` as one fused call; arguments as in ``contraction.contract``."""
     ranks = mesh.ranks(axis_names)
-    layout = block(spec, lhs.shape, rhs.shape, ranks)
-    if 0 in (*layout.lhs_shape, *layout.rhs_shape, *layout.out_shape):
+    if 0 in (*lhs.shape, *rhs.shape):
         raise UnsupportedError(
             f"a fused {spec.kind} of empty operands {lhs.shape} and {rhs.shape} has nothing to "
             f"compute; use backend 'xla'"
         )
-    operator = build(spec.kind, layout, ranks, str(lhs.dtype), str(out_dtype), axis_names, options)
-    (out,) = operator(lhs.reshape(layout.lhs_shape), rhs.reshape(layout.rhs_shape))
-    return out.reshape(layout.out_shape)
+    layout = block(spec, lhs.shape, rhs.shape, ranks)
+    operator, layout = build(spec.kind, layout, str(lhs.dtype), str(out_dtype), axis_names, options)
+    operands = (x.reshape(layout.operand_shape(p)) for p, x in (("lhs", lhs), ("rhs", rhs)))
+    (out,) = operator(*operands)
+    return out.reshape(layout.result)
 
 
 @functools.lru_cache(maxsize=512)
 def build(
     kind: str,
     layout: Blocked,
-    ranks: int,
     dtype: str,
     out_dtype: str,
     axis_names: tuple[str, ...],
     options: Options,
-) -> Operator:
-    """The operator of a blocked contraction; built once for each combination of arguments."""
+) -> tuple[Operator, Blocked]:
+    """The operator of a blocked contraction, and the layout of its operands; memoised."""
     target = options.target or "tpu"
     if target not in LARGEST_TILE:
         known = ", ".join(LARGEST_TILE)
         raise InputError(f"target: no local kernel is written for {target!r}; known: {known}")
-    tiles = choose_tiles(layout, LARGEST_TILE[target], dict(options.tiles))
-    plan = _plan(kind, layout, ranks, dtype if layout.place != "out" else out_dtype, tiles, options)
+    layout, kernel, plan = prepare(kind, layout, LARGEST_TILE[target], dtype, out_dtype, options)
+    operator = compiler.compile(
+        kernel,
+        plan,
+        {plan.tensors[0].name: layout.place},
+        axis_name=axis_names,
+        backend=options.backend,
+        target=target,
+        order=options.order,
+    )
+    return operator, layout
+
+
+def prepare(
+    kind: str,
+    layout: Blocked,
+    largest: Mapping[str, int],
+    dtype: str,
+    out_dtype: str,
+    options: Options,
+) -> tuple[Blocked, PallasKernel, Plan]:
+    """Layout, local kernel and plan of a contraction, with tiles of at most ``largest``."""
+    tiles = choose_tiles(layout, largest, dict(options.tiles))
+    if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
+        layout = layout.ungrouped()
+    plan = _plan(kind, layout, dtype if layout.place != "out" else out_dtype, tiles, options)
     kernel = matmul_tpu.matmul(
         layout.lhs,
         layout.rhs,
@@ -88,16 +113,7 @@ def build(
         dtype=dtype,
         out_dtype=out_dtype,
     )
-    tensor = plan.tensors[0].name
-    return compiler.compile(
-        kernel,
-        plan,
-        {tensor: layout.place},
-        axis_name=axis_names,
-        backend=options.backend,
-        target=target,
-        order=options.order,
-    )
+    return layout, kernel, plan
 
 
 def choose_tiles(
@@ -124,7 +140,6 @@ def choose_tiles(
 def _plan(
     kind: str,
     layout: Blocked,
-    ranks: int,
     dtype: str,
     tiles: Mapping[str, int],
     options: Options,
@@ -141,7 +156,7 @@ def _plan(
         common |= {"produced": layout.place == "out"}
     else:
         common |= {"axis": max(layout.scatter, 0), "tensor": "y"}
-    return templates.get(name)(ranks, layout.plan_shape, **common)
+    return templates.get(name)(layout.ranks, layout.plan_shape, **common)
 
 
 def _split(kind: str, layout: Blocked, tiles: Mapping[str, int], wanted: int) -> tuple[int, int]:

@@ -15,8 +15,8 @@ used: it would cost JAX's fast dispatch path.
 
 Private parts of JAX in use, read at 0.11.2 and 0.12.0.1, all of them in this file:
 ``config._check_vma`` (is vma tracked, and tracing a kernel without it), ``core.NamedAxisEffect``
-and the effect sets (see above), ``callback._OrderedIOEffect`` (the token the interpreter threads), and
-``source_info_util._source_info_context`` (source lines of kernels).
+and the effect sets (see above), ``callback._OrderedIOEffect`` (the token the interpreter threads),
+and ``source_info_util._source_info_context`` (source lines of kernels).
 """
 
 from __future__ import annotations
@@ -231,7 +231,9 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, call: _Call, platform:
 
     plain = [aval.update(manual_axis_type=jax.sharding.ManualAxisType()) for aval in ctx.avals_in]
     io = jax_callback._OrderedIOEffect
-    tokens = {io: ctx.tokens_in.get(_launch_order)} if call.ordered else {}
+    tokens: dict[jax_effects.Effect, Any] = (
+        {io: ctx.tokens_in.get(_launch_order)} if call.ordered else {}
+    )
     inner = ctx.replace(avals_in=plain, avals_out=None, tokens_in=mlir.TokenSet(tokens))
     with jax_config._check_vma(False), _source_lines_of_kernel():
         try:
@@ -244,7 +246,7 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, call: _Call, platform:
                 "without order, for devices of another kind; pass ordered=True to fused_call"
             ) from error
     if call.ordered:
-        after = {_launch_order: inner.tokens_out.get(io)}
+        after: dict[jax_effects.Effect, Any] = {_launch_order: inner.tokens_out.get(io)}
         ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet(after)))
     return outs
 

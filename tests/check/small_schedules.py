@@ -31,16 +31,17 @@ def send(
     *deps: Dependency,
     on: int | None = None,
     channel: str = "nvlink",
+    at: int = 0,
 ) -> P2P:
-    """A transfer of ``size`` bytes, listed on its source unless ``on`` says otherwise."""
-    chunk = Chunk("x", Box((0,), (size,)))
+    """A transfer of ``size`` bytes from ``at``, listed on its source unless ``on`` is given."""
+    chunk = Chunk("x", Box((at,), (at + size,)))
     rank = src if on is None else on
     return P2P(rank, src, dst, chunk, chunk, deps, channel=channel)
 
 
 def plan_of(*ops: list[Operation]) -> Plan:
     """A plan of bytes; ``ops[rank]`` is that rank's list."""
-    return build_plan("small", len(ops), [Tensor("x", (10**6,), "int8")], [], [], ops)
+    return build_plan("small", len(ops), [Tensor("x", (10**9,), "int8")], [], [], ops)
 
 
 def schedule_of(
@@ -85,7 +86,8 @@ def gather_schedule(num_ranks: int, tiles_per_chunk: int, size: int, workers: in
     """Fused all-gather and matmul: rank r sends its chunk to r+1, r+2, … and computes the tiles of
     its own chunk first, then those of each chunk in the order in which they arrive."""
     ops: list[list[Operation]] = [
-        [send(r, (r + k) % num_ranks, size) for k in range(1, num_ranks)] for r in range(num_ranks)
+        [send(r, (r + k) % num_ranks, size, at=r * size) for k in range(1, num_ranks)]
+        for r in range(num_ranks)
     ]
     plan = plan_of(*ops)
     per = num_ranks - 1

@@ -233,5 +233,5 @@ def test_files_that_are_not_topologies(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=message):
             topology_json.load(path)
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(FormatError, match="t.json: not JSON: "):
+    with pytest.raises(FormatError, match=r"t\.json: not JSON: "):
         topology_json.load(path)

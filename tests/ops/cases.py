@@ -12,11 +12,13 @@ import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from syncopate_jax.ops.all_gather_matmul import all_gather_matmul
-from syncopate_jax.ops.all_to_all_matmul import all_to_all_matmul
-from syncopate_jax.ops.matmul_all_reduce import matmul_all_reduce
-from syncopate_jax.ops.matmul_all_to_all import matmul_all_to_all
-from syncopate_jax.ops.matmul_reduce_scatter import matmul_reduce_scatter
+from syncopate_jax.ops import (
+    all_gather_matmul,
+    all_to_all_matmul,
+    matmul_all_reduce,
+    matmul_all_to_all,
+    matmul_reduce_scatter,
+)
 
 
 @dataclass(frozen=True)
