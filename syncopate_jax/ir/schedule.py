@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from syncopate_jax.errors import InputError
+from syncopate_jax.ir.comm import P2P
 from syncopate_jax.ir.plan import Plan
 
 Array = np.ndarray
@@ -158,9 +159,9 @@ def describe(schedule: Schedule, rank: int) -> str:
     lo, hi = np.searchsorted(plan.columns.rank, (rank, rank + 1))
     for row in range(lo, hi):
         op = plan.row(row)
-        parts = [f"{getattr(op, 'direction', 'collective')} {op.src} -> {op.dst}"]
-        if hasattr(op, "src_rank"):
-            parts[0] = f"{op.direction} r{op.src_rank} {op.src} -> r{op.dst_rank} {op.dst}"
+        parts = [f"collective {op.src} -> {op.dst}"]
+        if isinstance(op, P2P):
+            parts = [f"{op.direction} r{op.src_rank} {op.src} -> r{op.dst_rank} {op.dst}"]
         parts += [f"wait {slot}>={count}" for slot, count in schedule.op_waits.row(row)]
         if schedule.landing[row] >= 0:
             parts.append(f"land {schedule.landing[row]}")

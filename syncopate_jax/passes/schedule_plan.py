@@ -53,8 +53,16 @@ def schedule_plan(
       InputError: an argument is out of range, or the axis map does not fit.
       PlanError: plan and tiles do not go together; all findings at once.
     """
-    options = {"workers": workers, "intra": intra, "group": group, "inter": inter}
-    return schedule_stages(plan, space, accesses, axis_map, **options).schedule
+    return schedule_stages(
+        plan,
+        space,
+        accesses,
+        axis_map,
+        workers=workers,
+        intra=intra,
+        group=group,
+        inter=inter,
+    ).schedule
 
 
 def schedule_stages(
