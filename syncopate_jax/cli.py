@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from syncopate_jax.commands import demo, doctor, plan, simulate, verify
+from syncopate_jax.commands import demo, doctor, explain, plan, simulate, verify
 from syncopate_jax.commands.command import DONE, NO, WRONG, Command
 from syncopate_jax.errors import DeadlockError, SyncopateError
 
@@ -21,6 +21,7 @@ COMMANDS: tuple[Command, ...] = (
     plan.COMMAND,
     verify.COMMAND,
     simulate.COMMAND,
+    explain.COMMAND,
     doctor.COMMAND,
 )
 

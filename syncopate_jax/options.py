@@ -8,6 +8,8 @@ from typing import Any
 
 from syncopate_jax.errors import InputError
 
+ORDERS = ("natural", "grouped", "snake")
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -32,14 +34,35 @@ class Options:
     order: str = "natural"
 
     def __post_init__(self) -> None:
-        if self.split is not None and (not isinstance(self.split, int) or self.split < 1):
+        for name, asked in (("backend", self.backend), ("target", self.target)):
+            if not isinstance(asked, str) and (name, asked) != ("target", None):
+                raise InputError(f"{name}: needs a name, found {asked!r}")
+        if self.split is not None and not _is_count(self.split):
             raise InputError(f"split: needs an integer of at least 1 or None, found {self.split!r}")
-        pairs = self.tiles.items() if isinstance(self.tiles, Mapping) else self.tiles or ()
-        object.__setattr__(self, "tiles", tuple(sorted(pairs)))
-        for letter, size in self.tiles:
-            if not isinstance(size, int) or size < 1:
+        given: Any = self.tiles or {}
+        try:
+            tiles = dict(given)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"tiles: needs a mapping of letters to sizes, found {given!r}"
+            ) from error
+        for letter, size in tiles.items():
+            if not _is_count(size):
                 raise InputError(f"tiles: {letter} needs an integer of at least 1, found {size!r}")
+        object.__setattr__(self, "tiles", tuple(sorted(tiles.items())))
+        if self.order not in ORDERS:
+            raise InputError(f"order: needs one of {', '.join(ORDERS)}, found {self.order!r}")
+
+    @property
+    def tile_sizes(self) -> dict[str, int]:
+        """``tiles`` as a dictionary."""
+        pairs: Any = self.tiles
+        return dict(pairs)
 
     def using(self, **changes: Any) -> Options:
         """These options with some changed."""
         return replace(self, **changes)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax import lax
@@ -10,7 +11,7 @@ from jax import lax
 from syncopate_jax.errors import InputError
 
 
-def peer_id(axis_names: Sequence[str], rank: int | jax.Array) -> dict[str, jax.Array | int]:
+def peer_id(axis_names: Sequence[str], rank: int | jax.Array) -> dict[Any, jax.Array | int]:
     """Address of a peer for Pallas TPU, in the dictionary form of ``DeviceIdType.MESH``.
 
     Args:
@@ -26,7 +27,7 @@ def peer_id(axis_names: Sequence[str], rank: int | jax.Array) -> dict[str, jax.A
     """
     if not axis_names:
         raise InputError("peer_id needs at least one mesh axis; a local kernel has no peers")
-    coordinates: dict[str, jax.Array | int] = {}
+    coordinates: dict[Any, jax.Array | int] = {}
     for name in reversed(axis_names):
         size = lax.axis_size(name)
         coordinates[name] = rank % size if isinstance(rank, int) else lax.rem(rank, size)

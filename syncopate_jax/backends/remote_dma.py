@@ -8,6 +8,7 @@ rank are one int32 vector, prefetched to scalar memory, so that one program serv
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -121,8 +122,10 @@ class _Kernel:
     def _pipelined(self, spec: pl.BlockSpec) -> pl.BlockSpec:
         """``spec`` following the schedule's order instead of the grid's."""
 
-        def index_map(tile: jax.Array, step: jax.Array, table: jax.Ref) -> tuple[Any, ...]:
-            return spec.index_map(*self._grid_indices(table, tile, step))
+        local: Any = spec.index_map
+
+        def index_map(tile: jax.Array, step: jax.Array, table: jax.Ref) -> Any:
+            return local(*self._grid_indices(table, tile, step))
 
         return pl.BlockSpec(spec.block_shape, index_map, memory_space=spec.memory_space)
 
@@ -168,7 +171,7 @@ class _Kernel:
 
         @pl.when((step == self.steps - 1) & (tile == self.tiles - 1))
         def _() -> None:
-            state.run(self.layout.end, 0)
+            state.run(self.layout.end, jnp.int32(0))
 
     def _enter(self) -> None:
         """No rank writes to a peer that has not entered the kernel."""
@@ -203,11 +206,9 @@ class _Refs:
         self.inputs = {name: next(left) for name in local.operands}
         self.outputs = {name: next(left) for name in local.results if name not in layout.bound}
         self.buffers = {
-            b.key: self.inputs[b.operand] if b.kind == "input" else None for b in layout.buffers
+            b.key: self.inputs[b.operand] if b.kind == "input" else next(left)
+            for b in layout.buffers
         }
-        for b in layout.buffers:
-            if b.kind != "input":
-                self.buffers[b.key] = next(left)
         self.user = [next(left) for _ in local.scratch_shapes]
         self.blocks = {b.name: next(left) for b in layout.blocks}
         self.arrived, self.sent, self.local = left
@@ -227,7 +228,7 @@ class _Refs:
         def one(i: jax.Array, _: None) -> None:
             kind = self.layout.code.get(self.table, i, 0)
             for number, branch in enumerate(self.layout.branches):
-                pl.when(kind == number)(lambda branch=branch: self._instruction(branch, i))
+                pl.when(kind == number)(functools.partial(self._instruction, branch, i))
 
         lo, hi = section.bounds(self.table, at)
         lax.fori_loop(lo, hi, one, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -63,7 +64,7 @@ class Buffers:
         """A copy of a chunk as it is now."""
         return self.held[rank, chunk.tensor][chunk.box.slices].copy()
 
-    def write(self, rank: int, chunk: Chunk, data: Array | None, reduce: str) -> None:
+    def write(self, rank: int, chunk: Chunk, data: Array, reduce: str) -> None:
         """Overwrites a chunk, or reduces into it."""
         key, where = (rank, chunk.tensor), chunk.box.slices
         held = self.held[key][where]
@@ -96,23 +97,22 @@ class Buffers:
 
 
 def collective_result(
-    op: Collective, sent: Sequence[Array | None], received: Sequence[tuple[int, ...]]
+    op: Collective, sent: Sequence[Array], received: Sequence[tuple[int, ...]]
 ) -> Array:
     """What the rank of ``op`` receives, from what each member sent, in group order.
 
     ``received`` has the shape that each member receives; reductions are made in group order.
     """
-    parts = [part for part in sent if part is not None]
     me = op.ranks.index(op.rank)
     if op.kind == "broadcast":
-        return parts[0]
+        return sent[0]
     if op.kind == "all_gather":
-        return np.concatenate(parts, axis=op.concat_axis)
+        return np.concatenate(sent, axis=op.concat_axis)
     if op.kind == "all_to_all":
-        pieces = [np.split(part, _cuts(op, part, received), op.split_axis)[me] for part in parts]
+        pieces = [np.split(part, _cuts(op, part, received), op.split_axis)[me] for part in sent]
         return np.concatenate(pieces, axis=op.concat_axis)
-    total = parts[0]
-    for part in parts[1:]:
+    total = sent[0]
+    for part in sent[1:]:
         total = COMBINE[op.reduce](total, part)
     if op.kind == "all_reduce":
         return total
@@ -123,4 +123,5 @@ def _cuts(op: Collective, part: Array, received: Sequence[tuple[int, ...]]) -> l
     """Where a member's data is cut along ``split_axis``, without the two ends."""
     if op.kind == "all_to_all" and op.split_axis == op.concat_axis:
         return list(split_points(part.shape[op.split_axis], len(op.ranks))[1:-1])
-    return np.cumsum([shape[op.split_axis] for shape in received])[:-1].tolist()
+    extents = [shape[op.split_axis] for shape in received]
+    return list(itertools.accumulate(extents[:-1]))

@@ -136,9 +136,9 @@ def _check_sizes(plan: Plan, report: Report, rows: Array) -> None:
             return
     src = c.src_hi[rows].astype(np.int64) - c.src_lo[rows]
     dst = c.dst_hi[rows].astype(np.int64) - c.dst_lo[rows]
-    wanted = _received_shapes(kind, src, dst, *_axis(plan, first))
+    shapes = _received_shapes(kind, src, dst, *_axis(plan, first))
     for m, row in enumerate(rows.tolist()):
-        sent, needed, got = wanted[m]
+        sent, needed, got = shapes[m]
         if not np.array_equal(needed, got):
             report.add(
                 "collective-size", *report.place(row),
@@ -245,7 +245,7 @@ def find_transfers(plan: Plan, instances: list[Instances]) -> Transfers:
     c = plan.columns
     p2p = np.flatnonzero(c.kind == 0)
     boxes = (c.src_lo[p2p], c.src_hi[p2p], c.dst_lo[p2p], c.dst_hi[p2p])
-    parts = [(p2p, p2p, *boxes, c.reduce[p2p])]
+    parts: list[tuple[Array, ...]] = [(p2p, p2p, *boxes, c.reduce[p2p])]
     parts += [_block_transfers(plan, rows) for rows in _alike(plan, instances)]
     if len(parts) == 1:
         return Transfers(*parts[0])
@@ -310,4 +310,5 @@ def _pieces(plan: Plan, rows: Array) -> tuple[Array, Array, Array, Array, Array]
 
 def _offsets(extents: Array) -> Array:
     """Where each member's piece starts along an axis, [k, members] -> the same."""
-    return np.cumsum(extents, axis=1) - extents
+    before: Array = np.cumsum(extents, axis=1) - extents
+    return before

@@ -95,6 +95,6 @@ def _name(engine: Engine, op: int) -> str:
 
 
 def _tile_name(engine: Engine, row: int) -> str:
-    schedule = engine.schedule
-    rank, position = divmod(row, schedule.num_tiles)
-    return f"rank {rank} tile {schedule.order[rank, position]} (position {position})"
+    assert engine.schedule is not None, "without a schedule there are no tiles"
+    rank, position = divmod(row, engine.schedule.num_tiles)
+    return f"rank {rank} tile {engine.schedule.order[rank, position]} (position {position})"

@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from syncopate_jax.check.sharing import ENDED, Flows
+from syncopate_jax.check.sharing import ENDED, Event, Flows
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir.columns import Columns
 from syncopate_jax.ir.plan import Plan
@@ -43,7 +43,7 @@ class Engine:
     ):
         self.plan, self.topology, self.schedule = plan, topology, schedule
         self.progress = progress
-        self.heap: list[tuple[float, int, int, int]] = []
+        self.heap: list[Event] = []
         self.num_ops = plan.num_ops
         self.finished_ops = self.finished_tiles = 0
         self._init_queues(plan)
@@ -72,7 +72,8 @@ class Engine:
         for worker in range(len(self.worker_row)):
             self._advance(worker, 0.0, -1)
         heap, flows = self.heap, self.flows
-        handlers = (None, self._landed, self._stopped, self._arrived, self._started)
+        # By phase, from LANDED on; ends are told from stale ones first.
+        handlers = (self._landed, self._stopped, self._arrived, self._started)
         version = flows.version
         events = 0
         while heap:
@@ -80,7 +81,7 @@ class Engine:
             while heap and heap[0][0] == now:
                 _, phase, item, extra = heappop(heap)
                 if phase != ENDED:
-                    handlers[phase](item, extra, now)
+                    handlers[phase - LANDED](item, extra, now)
                 elif version[item] == extra:
                     self._ended(item, now)
                 events += 1

@@ -68,7 +68,7 @@ class _Part:
     waits: int
     port: tuple[int, str]
     meets: _Meeting | None = None
-    payload: Array | None = None
+    payload: Array = field(default_factory=lambda: np.zeros(0))
     issued: bool = False
     done: bool = False
     wakes: list[int] = field(default_factory=list)

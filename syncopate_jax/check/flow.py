@@ -100,7 +100,10 @@ def find_flow(plan: Plan, transfers: Transfers, order: Order) -> Flow:
     produced[held_at[regions.produced[held_of]]] = True
     dst_row = transfers.dst_row[move]
     by_level, batches = _batches(order.level[dst_row])
-    pick = (lambda column: column) if by_level is None else (lambda column: column[by_level])
+
+    def pick(column: Array) -> Array:
+        return column if by_level is None else column[by_level]
+
     return Flow(
         grid,
         pick(transfers.src_row[move]),

@@ -93,9 +93,10 @@ def goal_reductions(plan: Plan) -> tuple[str, ...]:
 def _expected(plan: Plan, goal: Goal, arrays: Mapping[str, Array], reduction: str) -> Array:
     source = goal.source_chunk
     if not plan.tensor(source.tensor).per_rank:
-        return arrays[source.tensor][source.box.slices]
+        shared: Array = arrays[source.tensor][source.box.slices]
+        return shared
     parts = [arrays[source.tensor][rank][source.box.slices] for rank in goal.ranks]
-    total = parts[0]
+    total: Array = parts[0]
     for part in parts[1:]:
         total = COMBINE[reduction](total, part)
     return total

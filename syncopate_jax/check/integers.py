@@ -12,13 +12,15 @@ def expand(start: Array, stop: Array) -> Array:
     count = stop - start
     ends = np.cumsum(count)
     total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) + np.repeat(start - ends + count, count)
+    numbers: Array = np.arange(total) + np.repeat(start - ends + count, count)
+    return numbers
 
 
 def distinct(keys: Array) -> Array:
     """The distinct keys in ascending order."""
     keys = np.sort(keys)
-    return keys[_fresh(keys)]
+    found: Array = keys[_fresh(keys)]
+    return found
 
 
 def distinct_rows(rows: Array) -> tuple[Array, Array]:
@@ -37,7 +39,8 @@ def is_member(keys: Array, known: Array) -> Array:
     if not len(known):
         return np.zeros(len(keys), bool)
     at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-    return known[at] == keys
+    found: Array = known[at] == keys
+    return found
 
 
 def _fresh(ordered: Array) -> Array:

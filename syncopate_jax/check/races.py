@@ -154,11 +154,11 @@ def _report(flow: Flow, touches: Touches, pairs: Array, report: Report) -> None:
         box = report.box(*flow.grid.hull(flow.atom[touches.at[one]]))
         report.add(
             "race", *report.place(late),
-            f"{_verb(touches.how[other[0]])} {box} of rank {rank}, which {report.name(early)} "
-            f"{_verb(touches.how[one[0]])}, and neither waits for the other; add a dependency",
+            f"{_verb(int(touches.how[other[0]]))} {box} of rank {rank}, which {report.name(early)} "
+            f"{_verb(int(touches.how[one[0]]))}, and neither waits for the other; add a dependency",
         )  # fmt: skip
     report.more("race", len(meetings), "pairs of operations")
 
 
 def _verb(how: int) -> str:
-    return VERBS.get(int(how)) or f"reduces ({comm.REDUCTIONS[how]}) into"
+    return VERBS.get(how) or f"reduces ({comm.REDUCTIONS[how]}) into"

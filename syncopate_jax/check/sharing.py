@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from heapq import heappush
 
+Event = tuple[float, int, int, int]
+"""(time in seconds, phase, what it is about, a number the phase knows the meaning of)."""
+
 ENDED = 0
 """Phase of the events that a flow's end pushes: ``(time, ENDED, flow, version)``."""
 
@@ -33,7 +36,7 @@ class Flows:
         link: Sequence[float],
         size: Sequence[float],
         capacity: Sequence[float],
-        heap: list,
+        heap: list[Event],
     ):
         self.src, self.dst, self.link, self.capacity, self.heap = src, dst, link, capacity, heap
         self.left = list(size)

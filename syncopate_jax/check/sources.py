@@ -7,6 +7,7 @@ enough that some plain write comes earlier in one legal order.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from syncopate_jax.check.reach import Reach
 from syncopate_jax.check.report import SHOWN, Report
 
 Array = np.ndarray
+
+Text = Callable[[int, str, int, int], str]
+"""A message from a row, a box, a rank and one location."""
 
 BLOCK = 1 << 20
 """Pairs that are asked for at a time."""
@@ -79,7 +83,7 @@ def _check_there(
     _group(flow, rows[bad], places[bad], report, code, text)
 
 
-def _group(flow: Flow, rows: Array, places: Array, report: Report, code: str, text) -> None:
+def _group(flow: Flow, rows: Array, places: Array, report: Report, code: str, text: Text) -> None:
     """One finding for each row and the rank whose locations it is about."""
     if not len(rows):
         return

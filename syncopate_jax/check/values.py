@@ -10,12 +10,12 @@ As nothing races, one legal order stands for all.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
 from syncopate_jax.check.collectives import PLAIN, Instances
+from syncopate_jax.check.explain import explain
 from syncopate_jax.check.flow import Flow
 from syncopate_jax.check.integers import distinct
 from syncopate_jax.check.report import SHOWN, Report
@@ -26,9 +26,6 @@ Array = np.ndarray
 
 EXPLAINED = 20
 """Wrong goals whose contributions are worked out; each costs a walk back over all moves."""
-
-Contribution = tuple[int, int]
-"""Atom and rank (-1 for a shared tensor's atom)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +47,8 @@ def check_values(plan: Plan, instances: list[Instances], flow: Flow, report: Rep
     """Finds goals with wrong values, operations that reach no goal, and repeated deliveries."""
     per_rank = np.array([tensor.per_rank for tensor in plan.tensors], bool)
     result = run_fingerprints(flow, per_rank)
-    _check_goals(plan, flow, per_rank, result, report)
+    _check_goals(flow, per_rank, result, report)
+    _check_kinds(plan, flow, result, report)
     _check_dead(plan, instances, flow, report)
     _check_again(flow, result, report)
 
@@ -111,77 +109,44 @@ def _expected(flow: Flow) -> Array:
     return value[inverse]
 
 
-def _check_goals(plan: Plan, flow: Flow, per_rank: Array, result: Result, report: Report) -> None:
-    both = sum(1 << r for r in range(len(comm.REDUCTIONS)) if r != PLAIN)
+def _check_goals(flow: Flow, per_rank: Array, result: Result, report: Report) -> None:
     wrong = result.value[flow.goal_at] != _expected(flow)
-    mixed = ~wrong & (result.kinds[flow.goal_at] == both)
-    for code, bad in (("wrong-value", wrong), ("mixed-reductions", mixed)):
-        goals = np.unique(flow.goal[bad])
-        for i, goal in enumerate(goals[:SHOWN].tolist()):
-            atoms = np.flatnonzero(bad & (flow.goal == goal))
-            rank = int(flow.goals.rank[goal])
-            hull = flow.grid.hull(flow.atom[flow.goal_at[atoms]])
-            if code == "mixed-reductions":
-                why = "mixes sums and maxima; a goal is reduced by one of them"
-            elif i < EXPLAINED:
-                why = _explain(flow, per_rank, int(atoms[0]), report)
-            else:
-                why = "has the wrong value, like the ones above"
-            report.add(code, rank, -1, f"goal {report.box(*hull)} {why}")
-        report.more(code, len(goals), "goals")
+    goals = distinct(flow.goal[wrong])
+    for i, goal in enumerate(goals[:SHOWN].tolist()):
+        atoms = np.flatnonzero(wrong & (flow.goal == goal))
+        hull = flow.grid.hull(flow.atom[flow.goal_at[atoms]])
+        why = "has the wrong value, like the ones above"
+        if i < EXPLAINED:
+            why = explain(flow, per_rank, int(atoms[0]), report)
+        rank = int(flow.goals.rank[goal])
+        report.add("wrong-value", rank, -1, f"goal {report.box(*hull)} {why}")
+    report.more("wrong-value", len(goals), "goals")
 
 
-def _explain(flow: Flow, per_rank: Array, atom: int, report: Report) -> str:
-    """Which contributions one atom of a goal misses, or has too many of."""
-    goal = int(flow.goal[atom])
-    ranks = flow.goals.contributors[flow.goals.ranks[goal]] or (-1,)
-    wanted = Counter({(int(flow.goal_atom[atom]), rank): 1 for rank in ranks})
-    found = contributions(flow, per_rank, int(flow.goal_at[atom]))
-    missing = sorted((wanted - found).elements())
-    foreign = sorted(key for key in found if key not in wanted)
-    doubled = sorted(key for key in found if key in wanted and found[key] > 1)
-    parts = []
-    if missing:
-        parts.append(f"misses {_names(flow, missing, report)}")
-    if doubled:
-        times = ", ".join(f"{_names(flow, [key], report)} {found[key]} times" for key in doubled)
-        parts.append(f"holds {times}")
-    if foreign:
-        parts.append(f"holds {_names(flow, foreign, report)}, which it must not")
-    return "; ".join(parts)
+def _check_kinds(plan: Plan, flow: Flow, result: Result, report: Report) -> None:
+    """Goals that are reduced by sums and by maxima, alone or next to others of their source.
 
-
-def contributions(flow: Flow, per_rank: Array, at: int) -> Counter[Contribution]:
-    """What one location holds at the end, by walking back over the moves that led there."""
-    held: Counter[int] = Counter({at: 1})
-    for end, begin in itertools.pairwise(flow.batches[::-1].tolist()):
-        mine = begin + np.flatnonzero(np.isin(flow.dst[begin:end], list(held)))
-        if not len(mine):
-            continue
-        after = held.copy()
-        plain = {int(flow.dst[i]): i for i in mine.tolist() if flow.reduce[i] == PLAIN}
-        for place in plain:
-            held.pop(place, None)
-        for i in mine.tolist():
-            place = int(flow.dst[i])
-            if flow.reduce[i] != PLAIN or plain[place] == i:
-                held[int(flow.src[i])] += after[place]
-    found: Counter[Contribution] = Counter()
-    for place, count in held.items():
-        if flow.initial[place]:
-            atom = int(flow.atom[place])
-            tensor = int(np.searchsorted(flow.grid.offset, atom, side="right")) - 1
-            found[atom, int(flow.rank[place]) if per_rank[tensor] else -1] += count
-    return found
-
-
-def _names(flow: Flow, keys: list[Contribution], report: Report, limit: int = 4) -> str:
-    names = []
-    for atom, rank in keys[:limit]:
-        box = report.box(*flow.grid.hull(np.array([atom])))
-        names.append(box if rank < 0 else f"{box} of rank {rank}")
-    rest = len(keys) - limit
-    return ", ".join(names) + (f" and {rest} more" if rest > 0 else "")
+    A goal does not say which of them it means, so that all that share a source must agree.
+    """
+    kinds = np.zeros(len(flow.goals.rank), np.uint8)
+    np.bitwise_or.at(kinds, flow.goal, result.kinds[flow.goal_at])
+    names = {1 << kind: name for kind, name in enumerate(comm.REDUCTIONS)}
+    first: dict[int, int] = {}
+    reasons: dict[int, str] = {}
+    for goal in np.flatnonzero(kinds).tolist():
+        kind, source = int(kinds[goal]), int(flow.goals.source[goal])
+        other = first.setdefault(source, kind)
+        if kind not in names:
+            reasons[goal] = "mixes sums and maxima; a goal is reduced by one of them"
+        elif kind != other:
+            reasons[goal] = (
+                f"is a {names[kind]}, but another goal over {plan.tensors[source].name} is not; "
+                "reduce one tensor in one way"
+            )
+    for goal, why in list(reasons.items())[:SHOWN]:
+        box = report.box(int(flow.goals.tensor[goal]), flow.goals.lo[goal], flow.goals.hi[goal])
+        report.add("mixed-reductions", int(flow.goals.rank[goal]), -1, f"goal {box} {why}")
+    report.more("mixed-reductions", len(reasons), "goals")
 
 
 def _check_dead(plan: Plan, instances: list[Instances], flow: Flow, report: Report) -> None:

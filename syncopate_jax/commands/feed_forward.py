@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 from syncopate_jax.check.simulate import Comparison
 from syncopate_jax.ir.presets import h200_nvlink
 from syncopate_jax.ops import all_gather_matmul, matmul_reduce_scatter
-from syncopate_jax.ops.contraction import Contraction
 from syncopate_jax.ops.prediction import predict
+from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 
 AXIS = "tp"
@@ -60,7 +60,7 @@ def run(
     w_out = rng.standard_normal((ffn, hidden)) / np.sqrt(ffn)
     ct = rng.standard_normal((tokens, hidden))
     arrays = tuple(a.astype(np.float32) for a in (x, w_in, w_out, ct))
-    wanted = in_float64(*(a.astype(np.float64) for a in arrays), ranks)
+    wanted = in_float64(ranks, *(a.astype(np.float64) for a in arrays))
     names = ("output", "gradient of x", "gradient of w_in", "gradient of w_out")
     found = [_on_devices(ranks, split, chosen)(*arrays) for chosen in (backend, "xla")]
     errors = {
@@ -90,7 +90,7 @@ def _on_devices(ranks: int, split: int, backend: str) -> Callable[..., Arrays]:
 
 
 def in_float64(
-    x: np.ndarray, w_in: np.ndarray, w_out: np.ndarray, ct: np.ndarray, ranks: int
+    ranks: int, x: np.ndarray, w_in: np.ndarray, w_out: np.ndarray, ct: np.ndarray
 ) -> Arrays:
     """Output and gradients by hand; each rank's columns of ``w_in`` are its gate, then its up."""
     both = (x @ w_in).reshape(len(x), ranks, 2, -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from syncopate_jax.check.simulate import simulate
@@ -14,6 +15,7 @@ from syncopate_jax.commands.plan_files import add_plan_argument, read_plan
 from syncopate_jax.commands.progress import Progress
 from syncopate_jax.ir import presets, topology_json
 from syncopate_jax.ir.topology import Topology
+from syncopate_jax.passes.expand_collectives import expand_collectives
 
 _PATH_STEPS = 8
 
@@ -36,6 +38,9 @@ def run(args: argparse.Namespace) -> int:
         check_picture(args.picture)
     with Progress(f"simulate {args.file}") as progress:
         plan = read_plan(args.file)
+        if plan.has_collectives():
+            plan = expand_collectives(plan)
+            print("collectives were expanded into their templates' transfers", file=sys.stderr)
         timeline = simulate(plan, read_topology(args.topology, plan.num_ranks), progress=progress)
         if args.trace is not None:
             write_trace(timeline, args.trace)

@@ -34,7 +34,7 @@ H200_LOCAL_BANDWIDTH = 2.4e12
 H100_LOCAL_BANDWIDTH = 1.67e12
 # Measured on one H200, bf16 matrix products of 4096 and up: 660 to 745 TFLOP/s. The H100 has the
 # same multiprocessors.
-HOPPER_FLOPS = 700e12
+HOPPER_FLOPS = np.array(700e12)
 # Datasheet 400 Gbit/s adapter; latency and overhead assumed.
 NIC_BANDWIDTH = 50e9
 NIC_LATENCY = 5e-6

@@ -161,7 +161,7 @@ def describe(schedule: Schedule, rank: int) -> str:
         op = plan.row(row)
         parts = [f"collective {op.src} -> {op.dst}"]
         if isinstance(op, P2P):
-            parts = [f"{op.direction} r{op.src_rank} {op.src} -> r{op.dst_rank} {op.dst}"]
+            parts[0] = f"{op.direction} r{op.src_rank} {op.src} -> r{op.dst_rank} {op.dst}"
         parts += [f"wait {slot}>={count}" for slot, count in schedule.op_waits.row(row)]
         if schedule.landing[row] >= 0:
             parts.append(f"land {schedule.landing[row]}")

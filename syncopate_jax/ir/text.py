@@ -105,12 +105,11 @@ def _goal_line(goal: Goal) -> str:
 
 def _op_text(op: Operation) -> str:
     if isinstance(op, P2P):
-        body = {
-            "push": f"push {op.src} -> r{op.dst_rank} {op.dst}",
-            "pull": f"pull r{op.src_rank} {op.src} -> {op.dst}",
-            "copy": f"copy {op.src} -> {op.dst}",
-            "move": f"move r{op.src_rank} {op.src} -> r{op.dst_rank} {op.dst}",
-        }[op.direction if op.rank in (op.src_rank, op.dst_rank) else "move"]
+        known = op.rank in (op.src_rank, op.dst_rank)
+        verb = op.direction if known else "move"
+        src_rank = f"r{op.src_rank} " if verb in ("pull", "move") else ""
+        dst_rank = f"r{op.dst_rank} " if verb in ("push", "move") else ""
+        body = f"{verb} {src_rank}{op.src} -> {dst_rank}{op.dst}"
     else:
         body = f"{op.kind} {op.src} -> {op.dst} over {_ranks(op.ranks)}"
         body += f" split {op.split_axis}" if op.split_axis != -1 else ""

@@ -35,6 +35,7 @@ class Parser:
         self.tokens: list[str] = []
         self.comment = ""  # what follows #: of an operation its origin
         self.tensors: dict[str, Tensor] = {}
+        self.chunks: dict[str, Chunk] = {}  # a plan names each of its chunks many times
         self.initial: list[Region] = []
         self.goals: list[Goal] = []
         self.channels: list[str] = []
@@ -227,6 +228,11 @@ class Parser:
         return self._chunk_in(self._take("a chunk such as x[0:4,0:8]"))
 
     def _chunk_in(self, text: str) -> Chunk:
+        if text not in self.chunks:
+            self.chunks[text] = self._new_chunk(text)
+        return self.chunks[text]
+
+    def _new_chunk(self, text: str) -> Chunk:
         match = _CHUNK.fullmatch(text)
         if match is None:
             self._fail(repr(text), "a chunk such as x[0:4,0:8]")

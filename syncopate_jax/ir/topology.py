@@ -95,22 +95,23 @@ class Topology:
       name: for messages and titles.
       num_ranks: number of ranks.
       channels: one per path that progresses beside the others.
-      flops: [ranks] floating-point operations a second that a rank's workers reach together.
+      flops: [ranks] floating-point operations a second that a rank's workers reach together; a
+        single number given stands for all ranks.
       signal_latency: seconds until a signal raised by a tile is seen on another rank.
     """
 
     name: str
     num_ranks: int
     channels: tuple[Channel, ...]
-    flops: Array = field(default_factory=lambda: np.zeros(0))
+    flops: Array = field(default_factory=lambda: np.array(0.0))
     signal_latency: float = 0.0
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1:
             raise InputError(f"topology {self.name}: needs at least 1 rank, found {self.num_ranks}")
         flops = np.asarray(self.flops, np.float64)
-        if flops.ndim == 0 or flops.size == 0:
-            flops = np.full(self.num_ranks, flops if flops.size else 0.0)
+        if flops.ndim == 0:
+            flops = np.full(self.num_ranks, flops)
         object.__setattr__(self, "flops", _frozen(flops, np.float64))
         if self.flops.shape != (self.num_ranks,):
             raise InputError(
@@ -216,6 +217,6 @@ def _same_channel(a: Channel, b: Channel) -> bool:
 
 
 def _frozen(values: Array | Sequence[Number], dtype: type) -> Array:
-    array = np.array(values, dtype=dtype)
+    array: Array = np.array(values, dtype=dtype)
     array.setflags(write=False)
     return array

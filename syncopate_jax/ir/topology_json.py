@@ -117,7 +117,7 @@ def _channel_dict(channel: Channel) -> dict[str, Any]:
 
 
 def _channel(found: object, ranks: int, where: str) -> Channel:
-    item = _object(found, where, _CHANNEL, optional={"port"})
+    item = _object(found, where, _CHANNEL, optional=frozenset({"port"}))
     if not isinstance(item["local_ports"], bool):
         raise FormatError(f"{where}: local_ports must be true or false")
     port = item.get("port", list(range(ranks)))
@@ -151,7 +151,7 @@ def _short_matrix(matrix: Array) -> dict[str, float] | list[list[float]]:
 
 
 def _object(
-    found: object, where: str, keys: set[str], optional: set[str] = frozenset()
+    found: object, where: str, keys: set[str], optional: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise FormatError(f"{where}: must be an object, found {type(found).__name__}")

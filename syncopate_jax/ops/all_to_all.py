@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from syncopate_jax.ops.contraction import Contraction
 from syncopate_jax.ops.operands import matmul_like
+from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 
 _TO_ROWS = Contraction("bmk", "kn", "bmn", "all_to_all", "lhs", gather="k", scatter="m")

@@ -14,12 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.pallas_kernels.matmul_tpu import group_shape, split_groups
-
-if TYPE_CHECKING:
-    from syncopate_jax.ops.contraction import Contraction
 
 _PLACES = ("lhs", "rhs", "out")
 
@@ -71,8 +68,8 @@ class Blocked:
 
     def ungrouped(self) -> Blocked:
         """The same with a dimension for every letter, for tiles that do not divide a block."""
-        letters = {place: "".join(split_groups(getattr(self, place))) for place in _PLACES}
-        return replace(self, **letters)
+        lhs, rhs, out = ("".join(split_groups(x)) for x in (self.lhs, self.rhs, self.out))
+        return replace(self, lhs=lhs, rhs=rhs, out=out)
 
 
 def block(spec: Contraction, lhs: tuple[int, ...], rhs: tuple[int, ...], ranks: int) -> Blocked:

@@ -9,8 +9,8 @@ from syncopate_jax.compiler import bound_shapes
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.kernel.axis_map import AxisMap
 from syncopate_jax.ops.blocked import block
-from syncopate_jax.ops.contraction import Contraction
 from syncopate_jax.ops.fused import prepare
+from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.passes.schedule_plan import schedule_plan
 

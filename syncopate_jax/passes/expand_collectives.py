@@ -227,7 +227,7 @@ class _Group:
 
     def add(self, ops: Sequence[Sequence[P2P]]) -> None:
         """Files the template's operations ``ops``, by place and index, and the copies they need."""
-        copies = [copy for copy in self.layout.copies() if copy.src != copy.dst]
+        copies = [c for c in self.layout.copies() if c.src != c.dst and c.dst.box.size]
         seeds: list[list[_New]] = [[] for _ in self.parts]
         for copy in copies:
             if copy.first:

@@ -35,6 +35,9 @@ def split_chunks(plan: Plan, parts: int, axis: int = 0, tensor: str | None = Non
         r1.0 push x[0:2] -> r2 x[0:2] after r0.0
         r1.1 push x[2:4] -> r2 x[2:4] after r0.1
 
+    Verify the result: a plan that orders two uses of a buffer only through a third operation, at
+    another place in its chunk, loses that order where the pieces in between do not meet.
+
     A collective is cut along an axis that it neither splits nor concatenates (an all-reduce or
     broadcast along any), by all of its members alike.
 
@@ -258,6 +261,8 @@ def _check_collectives(plan: Plan, where: str, cut: _Cut, count: Array) -> None:
     for row in rows.tolist():
         kind, rank = comm.KINDS[c.kind[row]], int(c.rank[row])
         group = int(c.group[row])
+        if count[row] > 1:
+            _check_axis(plan, where, row, cut.axis)
         place = listed.get((group, rank), 0)
         listed[group, rank] = place + 1
         first = cuts.setdefault((group, place), (int(count[row]), rank))
@@ -267,8 +272,6 @@ def _check_collectives(plan: Plan, where: str, cut: _Cut, count: Array) -> None:
                 f"pieces by rank {first[1]} but {count[row]} by rank {rank}; name no tensor, or "
                 "one that all members use"
             )
-        if count[row] > 1:
-            _check_axis(plan, where, row, cut.axis)
 
 
 def _check_axis(plan: Plan, where: str, row: int, axis: int) -> None:

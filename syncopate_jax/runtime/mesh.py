@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax import lax
@@ -18,7 +19,7 @@ from syncopate_jax.errors import InputError, MeshError
 
 def axis_tuple(axis_name: str | tuple[str, ...], *, caller: str) -> tuple[str, ...]:
     """Axis names as a tuple; raises InputError on none, on repeats and on what is no name."""
-    names = (axis_name,) if isinstance(axis_name, str) else axis_name
+    names: Any = (axis_name,) if isinstance(axis_name, str) else axis_name
     if (
         not isinstance(names, tuple)
         or not names
@@ -29,7 +30,7 @@ def axis_tuple(axis_name: str | tuple[str, ...], *, caller: str) -> tuple[str, .
             f"{caller}: axis_name must be a mesh axis name or a tuple of different ones, "
             f"found {axis_name!r}"
         )
-    return names
+    return tuple(names)
 
 
 def require_bound(axis_names: Sequence[str], *, caller: str) -> None:

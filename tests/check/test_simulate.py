@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from syncopate_jax.plans.all_gather_ring import all_gather_ring
-from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
 
 from syncopate_jax.check.simulate import compare, simulate
 from syncopate_jax.errors import DeadlockError, InputError, UnsupportedError
@@ -15,6 +13,8 @@ from syncopate_jax.ir.chunk import Box, Chunk
 from syncopate_jax.ir.comm import Collective, OpDep
 from syncopate_jax.ir.plan import Plan, Tensor
 from syncopate_jax.ir.topology import Topology, link_channel
+from syncopate_jax.plans.all_gather_ring import all_gather_ring
+from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
 from tests.check.small_schedules import (
     BANDWIDTH,
     LATENCY,

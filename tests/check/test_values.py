@@ -61,6 +61,38 @@ def test_many_contributions_are_cut_short() -> None:
     assert found(plan) == [f"rank 0 [wrong-value]: goal {P} misses {names} and 2 more"]
 
 
+def halved(*kinds: str) -> Plan:
+    """Ranks 0 and 1 reduce one half of y each, in their own way; rank 0 wants all in the end."""
+    top, bottom = "y[0:2,0:6]", "y[2:4,0:6]"
+    return plan_of(
+        [push(0, 1, bottom, reduce=kinds[1])],
+        [push(1, 0, top, reduce=kinds[0]),
+         push(1, 0, bottom, "x[2:4,0:6]", deps=(OpDep(0, 0),))],
+        initial=[region(0, P), region(1, P)],
+        goals=[goal(0, top, 0, 1), goal(1, bottom, 0, 1),
+               goal(0, "x[2:4,0:6]", 0, 1, source=bottom)],
+    )  # fmt: skip
+
+
+def test_goals_of_one_source_are_reduced_in_one_way() -> None:
+    assert found(halved("sum", "sum")) == []
+    text = "but another goal over y is not; reduce one tensor in one way"
+    assert found(halved("sum", "max")) == [
+        f"rank 1 [mixed-reductions]: goal y[2:4,0:6] is a max, {text}",
+        f"rank 0 [mixed-reductions]: goal x[2:4,0:6] is a max, {text}",
+    ]
+
+
+def test_one_goal_is_reduced_in_one_way() -> None:
+    """Each element is reduced in one way, but not both halves in the same."""
+    lists = [[], [push(1, 0, "y[0:2,0:6]", reduce="max"), push(1, 0, "y[2:4,0:6]", reduce="sum")]]
+    plan = plan_of(*lists, initial=[region(0, P), region(1, P)], goals=[goal(0, P, 0, 1)])
+    assert found(plan) == [
+        f"rank 0 [mixed-reductions]: goal {P} mixes sums and maxima; a goal is reduced by one of "
+        "them"
+    ]
+
+
 def test_goals_beyond_the_first_are_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(values, "EXPLAINED", 1)
     plan = plan_of([], [], initial=[], goals=[goal(r, "x[0:4,0:6]") for r in range(2)])

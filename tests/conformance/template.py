@@ -52,6 +52,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+def examples(count: int) -> settings:
+    """Hypothesis settings: the suite's tests are inherited, so each runs in a class of its own."""
+    return settings(
+        deadline=None,
+        max_examples=count,
+        suppress_health_check=[HealthCheck.differing_executors],
+    )
+
+
 @st.composite
 def arguments(draw: st.DrawFn, name: str) -> dict[str, Any]:
     """Valid arguments of the template called ``name``: ragged, empty and odd ones among them."""
@@ -81,9 +90,7 @@ def assert_sound(plan: Plan) -> None:
     assert verify(plan) == ()
     rng = np.random.default_rng(plan.num_ops)
     values = {
-        tensor.name: rng.integers(
-            -99, 99, (*(plan.num_ranks,) * tensor.per_rank, *tensor.shape)
-        )
+        tensor.name: rng.integers(-99, 99, (*(plan.num_ranks,) * tensor.per_rank, *tensor.shape))
         for tensor in plan.tensors
     }
     for seed in (None, 1):
@@ -95,14 +102,18 @@ def assert_sound(plan: Plan) -> None:
 class TemplateConformance:
     """The suite, run once for each template."""
 
-    @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.differing_executors])
+    @settings(
+        deadline=None, max_examples=30, suppress_health_check=[HealthCheck.differing_executors]
+    )
     @given(data=st.data())
     def test_is_sound(self, name: str, data: st.DataObject) -> None:
         plan = templates.get(name)(**data.draw(arguments(name)))
         assert_sound(plan)
         assert plan.has_collectives() == (name == "collective" and plan.num_ops > 0)
 
-    @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.differing_executors])
+    @settings(
+        deadline=None, max_examples=20, suppress_health_check=[HealthCheck.differing_executors]
+    )
     @given(data=st.data())
     def test_reads_back_the_same(self, name: str, data: st.DataObject) -> None:
         given_arguments = data.draw(arguments(name))
@@ -111,7 +122,9 @@ class TemplateConformance:
         assert same_plan(plan, from_text(to_text(plan)))
         assert same_plan(plan, from_json(to_json(plan)))
 
-    @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.differing_executors])
+    @settings(
+        deadline=None, max_examples=15, suppress_health_check=[HealthCheck.differing_executors]
+    )
     @given(data=st.data(), parts=st.integers(1, 4), axis=st.integers(0, 1))
     def test_can_be_split(self, name: str, data: st.DataObject, parts: int, axis: int) -> None:
         plan = expand_collectives(templates.get(name)(**data.draw(arguments(name))))
