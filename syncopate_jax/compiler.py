@@ -77,7 +77,13 @@ def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[st
             continue
         boxes = [g.box for g in plan.goals if g.tensor == binding.tensor]
         boxes = boxes or [r.box for r in plan.initial if r.tensor == binding.tensor]
-        dims = axis_map.dims(binding, len(plan.tensor(binding.tensor).shape))
+        shape = plan.tensor(binding.tensor).shape
+        dims = axis_map.dims(binding, len(shape))
+        if sorted(dims) != list(range(len(shape))):
+            raise InputError(
+                f"axis map: dims {dims} of tensor {binding.tensor} {shape} must name each of its "
+                f"{len(shape)} dimensions once"
+            )
         extents = [max((box.shape[d] for box in boxes), default=0) for d in range(len(dims))]
         shapes[binding.operand] = tuple(extents[dims.index(d)] for d in range(len(dims)))
     return shapes
