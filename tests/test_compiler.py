@@ -103,7 +103,7 @@ def test_names_that_are_not_known() -> None:
         fuse(kernel, plan, {"t": "x"}, axis_name="t", backend="pigeon")
     with refused("remote_dma works with target 'tpu', not 'fpga'", UnsupportedError):
         fuse(kernel, plan, {"t": "x"}, axis_name="t", target="fpga")
-    with refused("no tensor 'u'; its tensors are t"):
+    with refused("plan own_gather: no tensor 'u'; its tensors are ['t']"):
         fuse(kernel, plan, {"u": "x"}, axis_name="t")
     with refused("axis map: tensor t is bound to operand 'y'; the kernel's operands are"):
         fuse(kernel, plan, {"t": "y"}, axis_name="t")

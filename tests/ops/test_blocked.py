@@ -21,11 +21,9 @@ SPECS = [
     Contraction("bmk", "kn", "bmn", "all_gather", "rhs", gather="n"),
     Contraction("bmk", "kn", "bmn", "reduce_scatter", "out", scatter="m"),
     Contraction("bmk", "kn", "bmn", "reduce_scatter", "out", scatter="n"),
-    Contraction("bmk", "kn", "bmn", "all_to_all", "lhs", gather="k", scatter="m"),
-    Contraction("bmk", "kn", "bmn", "all_to_all", "out", gather="m", scatter="n"),
     Contraction("bmk", "kn", "bmn", "all_reduce", "out"),
 ]
-SPECS += [s.lhs_gradient() for s in SPECS[:8]] + [s.rhs_gradient() for s in SPECS[:8]]
+SPECS += [s.lhs_gradient() for s in SPECS[:6]] + [s.rhs_gradient() for s in SPECS[:6]]
 
 
 def whole(spec: Contraction, sizes: dict[str, int], place: str) -> tuple[int, ...]:
@@ -47,7 +45,10 @@ def shards(spec: Contraction, array: np.ndarray, place: str, ranks: int) -> list
 def test_reshapes_hold_the_same_products(
     spec: Contraction, ranks: int, sizes: dict[str, int]
 ) -> None:
-    """What tiles see of the exchanged operand is the transposed whole, in blocks."""
+    """What tiles see of the exchanged operand is the transposed whole, in blocks.
+
+    Where blocks are both gathered and scattered the operators' own tests compare values.
+    """
     for letter in {spec.gather, spec.scatter} - {""}:
         sizes = sizes | {letter: sizes[letter] * ranks}
     rng = np.random.default_rng(0)
@@ -81,24 +82,11 @@ def assert_same_products(
         seen[place] = parts
     for rank in range(ranks):
         a, b = seen["lhs"][rank], seen["rhs"][rank]
-        if spec.place != "out" and spec.scatter:
-            take = {"lhs": a, "rhs": b}[spec.place].take([rank], axis=layout.scatter)
-            a, b = (take, b) if spec.place == "lhs" else (a, take)
         extents = layout.extents
         a, b = (x.reshape([extents[y] for y in letters[p]]) for p, x in (("lhs", a), ("rhs", b)))
         found = "".join(y for y in letters["out"] if y in letters["lhs"] + letters["rhs"])
         out = np.einsum(f"{letters['lhs']},{letters['rhs']}->{found}", a, b)
-        whole_out = unblocked(spec, layout, out, found)
-        part = wanted
-        if spec.place != "out" and spec.scatter:
-            axis = spec.out.find(spec.scatter)
-            if axis >= 0:
-                part = np.split(wanted, ranks, axis)[rank]
-            else:
-                return  # a contraction over a rank's own part: checked through the operators
-        if spec.place == "out" and spec.gather:
-            return  # each rank makes its own rows: checked through the operators
-        assert np.array_equal(whole_out, part)
+        assert np.array_equal(unblocked(spec, layout, out, found), wanted)
 
 
 def unblocked(spec: Contraction, layout: Blocked, out: np.ndarray, letters: str) -> np.ndarray:
