@@ -102,6 +102,12 @@ class PallasKernel:
         found = {name: (specs[name], tuple(shape), False) for name, shape in shapes.items()}
         for name, spec, out in zip(self.results, self.out_specs, self.out_shape, strict=True):
             found[name] = (spec, tuple(out.shape), True)
+        for name, (spec, shape, _) in found.items():
+            if len(block_shape(spec, shape)) != len(shape):
+                raise InputError(
+                    f"{self.name}: blocks of {name} have {len(block_shape(spec, shape))} "
+                    f"dimensions, its shape is {shape}"
+                )
         reduction = self.reduction_axes
         axes = [Axis(n, count, 1) for n, count in zip(self.axis_names, self.grid, strict=True)]
         followed = {name: self._follow(*entry) for name, entry in found.items()}

@@ -17,12 +17,13 @@ from syncopate_jax.backends.remote_dma import RemoteDma
 from syncopate_jax.backends.xla import Xla
 from syncopate_jax.compiler import compile as fuse
 from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.ir.comm import P2P, ComputeDep
+from syncopate_jax.ir.plan import Tensor
 from syncopate_jax.ir.schedule import Rows
 from syncopate_jax.kernel.axis_map import AxisMap, Binding
 from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
-from syncopate_jax.plans.reduce_scatter_direct import reduce_scatter_direct
 from tests.backends import own_kernels
-from tests.check.small_plans import goal, plan_of, region
+from tests.check.small_plans import chunk, goal, plan_of, region
 
 
 def gathering(**options: Any) -> Work:
@@ -110,11 +111,19 @@ def test_another_order_of_dimensions() -> None:
 
 
 def test_tiles_that_straddle_chunks() -> None:
-    plan = reduce_scatter_direct(2, (8, 6), dtype="float32", tensor="y")
-    kernel = own_kernels.product(8, 3, 6, 8, has_addend=True)
+    """Rank 0 keeps three rows of eight, under tiles of two."""
+    sent = chunk("y[3:8,0:6]")
+    plan = plan_of(
+        [P2P(0, 0, 1, sent, sent, deps=(ComputeDep(0, sent),))],
+        [],
+        initial=[region(0, "y[0:8,0:6]", True)],
+        goals=[goal(0, "y[0:3,0:6]", 0), goal(1, "y[3:8,0:6]", 0)],
+        tensors=(Tensor("y", (8, 6), "float32", per_rank=True),),
+    )
+    kernel = own_kernels.product(8, 3, 6, 2, has_addend=True)
     assert_refused(
         fuse(kernel, plan, {"y": "out"}, axis_name="t", backend="xla").work,
-        "of out straddles the edge of a chunk; choose tiles that end where chunks end",
+        "rank 0: tile 1 of out straddles the edge of a chunk; choose tiles that end where chunks",
     )
 
 

@@ -102,6 +102,11 @@ def test_names_that_repeat() -> None:
         kernel(ROWS, results=("x",))
 
 
+def test_shapes_of_another_number_of_dimensions() -> None:
+    with refused("kernel: blocks of x have 2 dimensions, its shape is (1, 4, 4)"):
+        kernel(ROWS).read({"x": (1, 4, 4)})
+
+
 MATMUL = {"sizes": {"m": 6, "n": 4, "k": 4, "b": 2}, "dtype": "float32", "out_dtype": "float32"}
 
 
