@@ -16,6 +16,7 @@ from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.axis_map import AxisMap
 from syncopate_jax.kernel.local import PallasKernel
+from syncopate_jax.options import ORDERS
 from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.passes.schedule_plan import schedule_plan
 from syncopate_jax.passes.split_chunks import split_chunks
@@ -56,6 +57,8 @@ def compile(
       InputError: an argument does not fit; UnsupportedError: no backend can do it, with reasons.
     """
     names = mesh.axis_tuple(axis_name, caller="compile")
+    if order not in ORDERS:
+        raise InputError(f"compile: order needs one of {', '.join(ORDERS)}, found {order!r}")
     axis_map = AxisMap.of(axis_map)
     check(plan)
     plan = expand_collectives(plan)
@@ -77,7 +80,13 @@ def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[st
             continue
         boxes = [g.box for g in plan.goals if g.tensor == binding.tensor]
         boxes = boxes or [r.box for r in plan.initial if r.tensor == binding.tensor]
-        dims = axis_map.dims(binding, len(plan.tensor(binding.tensor).shape))
+        shape = plan.tensor(binding.tensor).shape
+        dims = axis_map.dims(binding, len(shape))
+        if sorted(dims) != list(range(len(shape))):
+            raise InputError(
+                f"axis map: dims {dims} of tensor {binding.tensor} {shape} must name each of its "
+                f"{len(shape)} dimensions once"
+            )
         extents = [max((box.shape[d] for box in boxes), default=0) for d in range(len(dims))]
         shapes[binding.operand] = tuple(extents[dims.index(d)] for d in range(len(dims)))
     return shapes
