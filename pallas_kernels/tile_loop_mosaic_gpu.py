@@ -1,0 +1,183 @@
+"""The seam of a Mosaic GPU kernel: the loop over tiles, which the kernel is handed.
+
+A local kernel asks its ``TileLoop`` for the tiles of this worker, one a step, and calls the
+loop's hooks at fixed places. Alone it is given a ``NaturalOrder`` and no hooks; compiled with a
+communication plan it is given a ``ScheduledOrder``, whose table says which tile is next, and hooks
+that wait before a tile and signal after it (paper section 5). A hook that is absent leaves no code.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic.gpu import utils as mgpu_utils
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+TABLE_COLUMNS = 3  # m, n, chunk
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tile:
+    """One step's tile: its step on this worker, its block indices, and its chunk, all int32.
+
+    ``m`` and ``n`` count tiles of one CTA; ``chunk`` is the table's third column, 0 in a natural
+    order.
+    """
+
+    step: jax.Array
+    m: jax.Array
+    n: jax.Array
+    chunk: jax.Array
+
+
+class TileOrder(Protocol):
+    """Which tile comes at which position of the whole problem's sequence of tiles.
+
+    ``fetch`` may read memory; the loop calls it one step ahead, so its latency is hidden.
+    """
+
+    @property
+    def size(self) -> int | jax.Array: ...
+
+    def fetch(self, position: jax.Array) -> Any: ...
+
+    def decode(self, fetched: Any) -> tuple[jax.Array, jax.Array, jax.Array]: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NaturalOrder:
+    """Tiles in bands of ``group`` along ``minor``, every other band reversed (a planar snake).
+
+    Args:
+      shape: tiles along m and along n.
+      group: width of a band; tiles of one band that run together share operand blocks in L2.
+      minor: the dimension cut into bands, 0 for m or 1 for n.
+    """
+
+    shape: tuple[int, int]
+    group: int = 8
+    minor: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    def fetch(self, position: jax.Array) -> jax.Array:
+        return position
+
+    def decode(self, fetched: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        minor_size, major_size = self.shape[self.minor], self.shape[1 - self.minor]
+        group = min(self.group, minor_size)
+        band_tiles = group * major_size
+        band, within = lax.div(fetched, _i32(band_tiles)), lax.rem(fetched, _i32(band_tiles))
+        if minor_size % group:
+            width = lax.select(band == minor_size // group, _i32(minor_size % group), _i32(group))
+        else:
+            width = _i32(group)
+        forward = lax.div(within, width)
+        minor = band * group + lax.rem(within, width)
+        major = lax.select(lax.rem(band, _i32(2)) == 0, forward, major_size - 1 - forward)
+        m, n = (minor, major) if self.minor == 0 else (major, minor)
+        return m, n, _i32(0)
+
+    def table(self) -> list[tuple[int, int, int]]:
+        """The same order as rows of a schedule's table."""
+        rows = []
+        for position in range(self.size):
+            minor_size, major_size = self.shape[self.minor], self.shape[1 - self.minor]
+            group = min(self.group, minor_size)
+            band, within = divmod(position, group * major_size)
+            width = min(group, minor_size - band * group)
+            major, offset = divmod(within, width)
+            major = major_size - 1 - major if band % 2 else major
+            minor = band * group + offset
+            rows.append((minor, major, 0) if self.minor == 0 else (major, minor, 0))
+        return rows
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScheduledOrder:
+    """Tiles in the order of an int32 table in GMEM of shape [size, 3]: m, n, chunk."""
+
+    table: Any
+    size: int
+
+    def fetch(self, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        m, n, chunk = (self.table[position, column] for column in range(TABLE_COLUMNS))
+        return m, n, chunk
+
+    def decode(self, fetched: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return fetched
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TileLoop:
+    """The steps of one worker, and the hooks called around them.
+
+    Position ``step * workers + worker`` of ``order`` is this worker's tile at ``step``.
+
+    Args:
+      order: the sequence of tiles; a tile here is what one worker (one CTA, or one cluster of
+        CTAs) computes in a step.
+      worker: index of this worker; by default the kernel's own.
+      workers: how many share ``order``.
+      before_tile: called with the tile by the warpgroup that loads operands, before it loads any
+        of this tile's; a wait goes here.
+      before_k_step: called with the tile and the k step, by the same warpgroup, before each step's
+        loads; for a contraction dimension that is itself gathered.
+      k_block: maps the tile and k step to the block of the contraction dimension to load then.
+      after_tile: called with the tile by *every* compute warpgroup once its part of the tile is in
+        GMEM, so a counter advances by the number of compute warpgroups per tile.
+      before_addend: called with the tile by every compute warpgroup before it reads the epilogue's
+        addend for the tile.
+    """
+
+    order: TileOrder
+    worker: jax.Array
+    workers: int | jax.Array
+    before_tile: Callable[[Tile], None] | None = None
+    before_k_step: Callable[[Tile, jax.Array], None] | None = None
+    k_block: Callable[[Tile, jax.Array], jax.Array] | None = None
+    after_tile: Callable[[Tile], None] | None = None
+    before_addend: Callable[[Tile], None] | None = None
+
+    def run(self, body: Callable[[Tile, Any], Any], carry: Any) -> Any:
+        """Folds ``body`` over this worker's tiles; every warpgroup that needs them runs the loop."""
+        size, workers = _i32(self.order.size), _i32(self.workers)
+        steps = lax.div(size - self.worker + workers - 1, workers)
+
+        def fetch(step: jax.Array) -> Any:
+            return self.order.fetch(lax.min(step * workers + self.worker, size - 1))
+
+        def step_body(step: jax.Array, state: Any) -> Any:
+            fetched, inner = state
+            ahead = fetch(step + 1)
+            m, n, chunk = self.order.decode(fetched)
+            return ahead, body(Tile(step, m, n, chunk), inner)
+
+        return lax.fori_loop(_i32(0), steps, step_body, (fetch(_i32(0)), carry))[1]
+
+
+def wait_flag(flags: Any, index: jax.Array | int, at_least: int = 1) -> None:
+    """Waits until ``flags[index] >= at_least``, where ``flags`` is an int32 buffer in GMEM.
+
+    The wait is a system-scope acquire, followed by a proxy fence, so that copies by the TMA unit
+    which this warpgroup starts afterwards see what was written before the flag was raised.
+    """
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
+    def wait(ctx: Any, flag: Any) -> None:
+        del ctx
+        semaphore = mgpu_utils.SemaphoreRef(mgpu_utils.memref_ptr(flag))
+        semaphore.wait(at_least, decrement=False)
+        mgpu_utils.inline_ptx("fence.proxy.async.global;", has_side_effects=True)
+
+    wait(flags.at[pl.ds(index, 1)])
+
+
+def _i32(value: int | jax.Array) -> jax.Array:
+    return jnp.asarray(value, jnp.int32)
