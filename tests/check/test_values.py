@@ -181,3 +181,23 @@ def test_too_many_atoms_are_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
         "[too-fine]: not proven: the boxes cut each other into 14 pieces, more than the 7 that are "
         "followed; align the boxes of different operations"
     ]
+
+
+def test_too_many_cells_are_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atoms, "MAX_CELLS", 2)
+    assert found(halves()) == [
+        "[too-fine]: not proven: the boxes cut the tensors into 3 atoms, more than the 2 that are "
+        "numbered; align the boxes of different operations"
+    ]
+
+
+def test_scalars_and_plans_without_operations() -> None:
+    scalar = Tensor("s", (), "float32")
+    plan = plan_of(
+        [push(0, 1, "s[]")], [], initial=[region(0, "s[]")], goals=[goal(1, "s[]")],
+        tensors=(scalar,),
+    )  # fmt: skip
+    assert found(plan) == []
+    still = {"initial": [region(0, "x[0:4,0:6]")], "goals": [goal(0, "x[1:2,0:6]")]}
+    assert found(plan_of([], **still)) == []
+    assert found(plan_of([], initial=[], goals=[], tensors=())) == []
