@@ -182,7 +182,6 @@ class _Kernel:
                 barrier,
                 1,
                 device_id=peer_id(self.work.axis_names, rank),
-                device_id_type=pl.DeviceIdType.MESH,
             )
         pl.semaphore_wait(barrier, self._ranks)
 
@@ -248,7 +247,6 @@ class _Refs:
                 self.sent.at[send],
                 self.arrived.at[arrival],
                 device_id=peer_id(self.kernel.work.axis_names, peer),
-                device_id_type=pl.DeviceIdType.MESH,
             )
             {START: copy.start, WAIT: copy.wait_recv, SENT: copy.wait_send}[branch.code]()
         else:

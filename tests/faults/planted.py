@@ -100,6 +100,7 @@ def wrong_arrival_number() -> Iterator[None]:
     def encode(self: dma_tables.Coder, rank: int, code: int, row: int) -> list[int]:
         fields = honest(self, rank, code, row)
         if code == START and row == 0:
+            assert self.num_arrivals > 1, "the operator has no place for this fault"
             fields[1] = (fields[1] + 1) % self.num_arrivals
         return fields
 
