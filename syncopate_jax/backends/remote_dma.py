@@ -24,6 +24,7 @@ from syncopate_jax.backends.dma_tables import SENT, START, WAIT, Layout
 from syncopate_jax.backends.interface import Emitted, Work
 from syncopate_jax.backends.peers import peer_id
 from syncopate_jax.errors import SyncopateError
+from syncopate_jax.options import Launch
 from syncopate_jax.registry import backends
 
 
@@ -32,6 +33,10 @@ class RemoteDma:
 
     name = "remote_dma"
     targets = ("tpu",)
+
+    def workers(self, launch: Launch, ranks: int) -> int:
+        """One executor, which takes all tiles in order."""
+        return 1
 
     def unsupported_reason(self, work: Work, target: str) -> str | None:
         """Why the work cannot be done here; None when it can."""

@@ -15,7 +15,7 @@ from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.ops.blocked import Blocked, block
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
-from syncopate_jax.pallas_kernels import matmul_tpu
+from syncopate_jax.pallas_kernels import contraction_mosaic_gpu, matmul_tpu
 from syncopate_jax.registry import backends, templates
 from syncopate_jax.runtime import mesh
 from syncopate_jax.runtime.operator import Operator
@@ -26,7 +26,10 @@ TEMPLATES = {
     "all_reduce": "all_reduce_two_shot",
     "all_to_all": "all_to_all_waves",
 }
-LARGEST_TILE = {"tpu": {"m": 256, "n": 256, "k": 512}}
+LARGEST_TILE = {
+    "tpu": {"m": 256, "n": 256, "k": 512},
+    "mosaic_gpu": {"m": 256, "n": 256, "k": 256},
+}
 
 
 def choose_backend(spec: Contraction, options: Options) -> str:
@@ -75,7 +78,9 @@ def build(
     if target not in LARGEST_TILE:
         known = ", ".join(LARGEST_TILE)
         raise InputError(f"target: no local kernel is written for {target!r}; known: {known}")
-    layout, kernel, plan = prepare(kind, layout, LARGEST_TILE[target], dtype, out_dtype, options)
+    make = prepare_gpu if target == "mosaic_gpu" else prepare
+    layout, kernel, plan = make(kind, layout, LARGEST_TILE[target], dtype, out_dtype, options)
+    launch = options.launched.using(folded=mesh.is_folded(axis_names))
     operator = compiler.compile(
         kernel,
         plan,
@@ -84,6 +89,7 @@ def build(
         backend=options.backend,
         target=target,
         order=options.order,
+        launch=launch,
     )
     return operator, layout
 
@@ -107,6 +113,37 @@ def prepare(
         layout.out,
         layout.extents,
         tiles=tiles,
+        dtype=dtype,
+        out_dtype=out_dtype,
+    )
+    return layout, kernel, plan
+
+
+def prepare_gpu(
+    kind: str,
+    layout: Blocked,
+    largest: Mapping[str, int],
+    dtype: str,
+    out_dtype: str,
+    options: Options,
+) -> tuple[Blocked, PallasKernel, Plan]:
+    """As ``prepare``, for the tensor cores of a GPU: tiles of a fixed size, cut by the edge."""
+    asked = options.tile_sizes
+    unknown = set(asked) - set(largest)
+    if unknown:
+        raise InputError(f"tiles: {sorted(unknown)} are no letters; known: {sorted(largest)}")
+    tiles, config = contraction_mosaic_gpu.choose_config(
+        layout.lhs, layout.out, layout.extents, asked, out_dtype
+    )
+    if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
+        layout = layout.ungrouped()
+    plan = _plan(kind, layout, dtype if layout.place != "out" else out_dtype, tiles, options)
+    kernel = contraction_mosaic_gpu.contraction(
+        layout.lhs,
+        layout.rhs,
+        layout.out,
+        layout.extents,
+        config=config,
         dtype=dtype,
         out_dtype=out_dtype,
     )
