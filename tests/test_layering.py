@@ -13,12 +13,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "syncopate_jax"
 # Each unit may import those before it; units joined by a bar may not import each other.
 ORDER = (
-<<<<<<< HEAD
-    "errors options registry ir plans kernel pallas_kernels check native passes|importers|backends "
-=======
     "errors options registry ir plans kernel pallas_kernels check native "
     "passes|importers|backends "
->>>>>>> copyengine
     "runtime tune compiler ops overlap commands cli __init__ __main__"
 )
 RANK = {unit: rank for rank, units in enumerate(ORDER.split()) for unit in units.split("|")}
