@@ -13,7 +13,7 @@ from syncopate_jax.ir.plan import Plan
 
 Array = np.ndarray
 
-PLAIN, SUM, MAX = (comm.REDUCTIONS.index(name) for name in ("none", "sum", "max"))
+PLAIN = comm.REDUCTIONS.index("none")
 REDUCING = ("reduce_scatter", "all_reduce")
 
 

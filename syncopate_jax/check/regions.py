@@ -9,6 +9,7 @@ import numpy as np
 
 from syncopate_jax.check.report import Report
 from syncopate_jax.ir.chunk import Box
+from syncopate_jax.ir.comm import REDUCTIONS
 from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
 
 Array = np.ndarray
@@ -34,6 +35,7 @@ class Goals:
       source, source_lo, source_hi: the chunk it must equal.
       ranks: [k] index into ``contributors``.
       contributors: the distinct tuples of ranks; ``()`` for a shared source.
+      reduce: [k] how they are reduced, index into ``comm.REDUCTIONS``.
       index: [k] position in the plan's goals.
     """
 
@@ -46,6 +48,7 @@ class Goals:
     source_hi: Array
     ranks: Array
     contributors: tuple[tuple[int, ...], ...]
+    reduce: Array
     index: Array
 
 
@@ -96,6 +99,7 @@ def goal_arrays(plan: Plan, ndim: int) -> Goals:
         source_lo + (hi - lo),
         np.array(ranks, np.int64),
         tuple(distinct),
+        np.array([REDUCTIONS.index(goal.reduce) for _, goal in kept], np.int64),
         np.array([i for i, _ in kept], np.int64),
     )
 
