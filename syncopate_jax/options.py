@@ -74,6 +74,9 @@ class Options:
     launch: Launch | None = None
 
     def __post_init__(self) -> None:
+        for name, asked in (("backend", self.backend), ("target", self.target)):
+            if not isinstance(asked, str) and (name, asked) != ("target", None):
+                raise InputError(f"{name}: needs a name, found {asked!r}")
         object.__setattr__(self, "launch", self.launch or Launch())
         if self.split is not None and not _is_count(self.split):
             raise InputError(f"split: needs an integer of at least 1 or None, found {self.split!r}")

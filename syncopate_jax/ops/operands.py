@@ -31,13 +31,12 @@ def matmul_like(
     and ``n``. Raises InputError naming ``operator`` when shapes, dtypes or options do not fit.
     """
     _check_arrays(operator, x, w)
+    out_dtype = _result_dtype(operator, preferred_element_type, x, w)
     names = mesh.axis_tuple(axis_name, caller=operator)
     mesh.require_bound(names, caller=operator)
     _check_sizes(operator, spec, x, w, mesh.ranks(names))
-    if preferred_element_type is None:
-        preferred_element_type = jnp.promote_types(x.dtype, w.dtype)
     folded = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
-    out = contract(spec, folded, w, names, options, preferred_element_type)
+    out = contract(spec, folded, w, names, options, out_dtype)
     return out.reshape(*x.shape[:-2], *out.shape[1:])
 
 
@@ -52,6 +51,22 @@ def _check_arrays(operator: str, x: jax.Array, w: jax.Array) -> None:
             raise InputError(
                 f"{operator}: {name} has dtype {array.dtype}; needs one of {', '.join(DTYPES)}"
             )
+
+
+def _result_dtype(
+    operator: str, asked: jax.typing.DTypeLike | None, x: jax.Array, w: jax.Array
+) -> jnp.dtype:
+    if asked is None:
+        return jnp.promote_types(x.dtype, w.dtype)
+    try:
+        name = jnp.dtype(asked).name
+    except TypeError:
+        name = repr(asked)
+    if name not in DTYPES:
+        raise InputError(
+            f"{operator}: preferred_element_type is {name}; needs one of {', '.join(DTYPES)}"
+        )
+    return jnp.dtype(name)
 
 
 def _check_sizes(operator: str, spec: Contraction, x: jax.Array, w: jax.Array, ranks: int) -> None:
