@@ -70,9 +70,7 @@ class Signals:
             _bounded_wait(self.counters, self.watch, at, [count, self.rank, position, step, slot])
         fence()
 
-    def wait_all(
-        self, table: Any, waits: Lists, point: Any, position: Any = -1
-    ) -> None:
+    def wait_all(self, table: Any, waits: Lists, point: Any, position: Any = -1) -> None:
         """Waits for every (slot, count) of a point."""
         if not waits.empty:
             self._each(table, waits, point, lambda i: self._wait_row(table, waits, i, position))
@@ -175,7 +173,9 @@ def _bounded_wait(counters: Any, watch: Watch, at: Any, numbers: list[Any]) -> N
     wait(counters.at[pl.ds(at, 1)], record, *numbers)
 
 
-def _emit_bounded_wait(counter: Any, record: Any, count: Any, fields: list[Any], limit: int) -> None:
+def _emit_bounded_wait(
+    counter: Any, record: Any, count: Any, fields: list[Any], limit: int
+) -> None:
     i32, i64 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
     pointer, row = mgpu_utils.memref_ptr(counter), mgpu_utils.memref_ptr(record)
     ptx = mgpu_utils.inline_ptx

@@ -72,9 +72,7 @@ class Operator:
             x if has or one else jnp.broadcast_to(x, (size, *x.shape))
             for x, has, one in zip(operands, batched, shared, strict=True)
         ]
-        types = [
-            jax.ShapeDtypeStruct((size, *t.shape), t.dtype) for t in self.result_types()
-        ]
+        types = [jax.ShapeDtypeStruct((size, *t.shape), t.dtype) for t in self.result_types()]
         return custom_call.fused_call(
             functools.partial(emitted, interpret=interpret_settings.get(), shared=shared),
             *spread,

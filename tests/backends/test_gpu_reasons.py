@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from syncopate_jax.errors import InputError, UnsupportedError
-from syncopate_jax.options import Launch
 from syncopate_jax.ops import all_gather_matmul, matmul_reduce_scatter
+from syncopate_jax.options import Launch
 from syncopate_jax.runtime.folded import fold
 
 
