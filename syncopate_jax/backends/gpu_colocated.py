@@ -76,6 +76,7 @@ class Colocated:
         return gpu_kernel.emitted(self.name, kernel)
 
 
+@functools.lru_cache(maxsize=64)
 def lay_out(work: Work) -> Layout:
     """The layout of a kernel whose tiles communicate."""
     return _ColocatedMaker(work, 0).make()

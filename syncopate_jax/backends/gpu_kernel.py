@@ -97,7 +97,7 @@ class FusedKernel:
         out_keys = [key for key in placed if key not in keys]
         outs = [jax.ShapeDtypeStruct(self._held(placed[k]), placed[k].dtype) for k in out_keys]
         watched = self.launch.watchdog_us > 0
-        records = (self.ranks, len(gpu_signals.RECORD))
+        records = (self.ranks if folded else 1, len(gpu_signals.RECORD))
         outs += [jax.ShapeDtypeStruct(records, jnp.int32)] if watched else []
         table = self._table()
         is_shared = frozenset(k for k, one in zip(keys, shared, strict=True) if one)
@@ -159,7 +159,10 @@ class FusedKernel:
         peers = Peers(refs, placed, shared, rank, self.ranks, names)
         slots = layout.num_slots
         total = slots * (self.ranks if launch.folded else 1)
-        watch = Watch(record, launch.watchdog_us) if record is not None else None
+        watch = None
+        if record is not None:
+            row = rank if launch.folded else 0
+            watch = Watch(record, row, rank_id, launch.watchdog_us)
         signals = Signals(
             pl.get_global(plgpu.SemaphoreType.REGULAR((total,))),
             slots,
@@ -171,7 +174,7 @@ class FusedKernel:
         wg = lax.axis_index(self.work.kernel.loop_body.launch()["thread_name"])
         run = _Cta(self, _Row(table, rank), peers, signals, cta, wg)
         if watch is not None:
-            pl.when((cta == 0) & (wg == 0))(lambda: gpu_signals.clear_record(watch, rank_id))
+            pl.when((cta == 0) & (wg == 0))(lambda: gpu_signals.clear_record(watch))
         if not self.communicating:
             run.compute(cta)
             run.leave()

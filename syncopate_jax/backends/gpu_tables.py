@@ -7,6 +7,7 @@ raise by each warpgroup that stores a part of one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -504,6 +505,7 @@ def own_key(buffer: Any) -> Key:
     return buffer.tensor, buffer.kind
 
 
+@functools.lru_cache(maxsize=64)
 def lay_out(work: Work, copiers: int) -> Layout:
     """The layout of a kernel in which ``copiers`` warpgroups of a rank only copy."""
     return LayoutMaker(work, copiers).make()

@@ -139,3 +139,19 @@ def test_a_shared_weight_has_no_rank_axis() -> None:
     text, found = lowered(fn, x, w)
     assert found["kernel"] == 1
     assert "tensor<2x256x512xbf16>" not in text
+
+
+@pytest.mark.parametrize("backend", ["tma_dedicated", "tma_colocated"])
+@pytest.mark.parametrize("name", ["gather_x_m", "scatter_m"])
+def test_watched_kernels(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is a host callback, which cannot be lowered for a platform that is not there."""
+    records = []
+    monkeypatch.setattr(
+        "syncopate_jax.backends.gpu_kernel.raise_given_up",
+        lambda record, *_: records.append(record.shape),
+    )
+    case, given = BY_NAME[name], options(backend, watchdog_us=1000)
+    fn = cases.sharded(case, cases.ranks_mesh(2), **given)
+    assert lowered(fn, *arrays(2)[:2])[1]["kernel"] == 1
+    assert lowered(folded(case, **given), *local_arrays(case, 3)[:2])[1]["kernel"] == 1
+    assert records == [(1, 6), (3, 6)]
