@@ -27,7 +27,7 @@ from syncopate_jax.runtime import custom_call
 NAME = "stream_matmul"
 CHUNKS = 32
 # Chunks are copied on one stream and their flags written on another, beside the next copy.
-COPY_LANE, FLAG_LANE = 1, 2
+COPY_LANE = FLAG_LANE = 1
 # Of the H200 and of every full Hopper part; used where a program is lowered without the device.
 _HOPPER_SMS = 132
 
@@ -125,9 +125,7 @@ def chunk_bounds(tiles: int, chunks: int) -> list[int]:
     return [tiles * c // chunks for c in range(chunks + 1)]
 
 
-def tile_table(
-    tiles: tuple[int, int], bounds: Sequence[int], side: int
-) -> np.ndarray:
+def tile_table(tiles: tuple[int, int], bounds: Sequence[int], side: int) -> np.ndarray:
     """[tiles, 3] int32 (m, n, chunk): chunk by chunk, each walked along the other dimension.
 
     The walk turns round from chunk to chunk, so that what of the other operand is still in the
