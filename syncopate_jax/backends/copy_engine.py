@@ -35,9 +35,6 @@ from syncopate_jax.native import build, copies
 from syncopate_jax.options import Launch
 from syncopate_jax.registry import backends
 
-# Flags are written by a stream of their own, beside the next copy.
-COPY_LANE = FLAG_LANE = 1
-
 
 class CopyEngine:
     """See the module."""
@@ -147,13 +144,11 @@ def _copies(
             slot = signals[0][1]
             value = raised[dst_rank, slot] = raised.get((dst_rank, slot), 0) + 1
         own = src_rank == dst_rank
-        lanes = (0, 0) if own else (COPY_LANE, FLAG_LANE)
+        lane = 0 if own else 1
         source_at = (tensors.index(source.tensor), src, src_pitch)
         target_at = (tensors.index(target.tensor), dst, dst_pitch)
         found.append(
-            copies.Copy(
-                dst_rank, src_rank, *source_at, *target_at, width, count, slot, value, *lanes
-            )
+            copies.Copy(dst_rank, src_rank, *source_at, *target_at, width, count, slot, value, lane)
         )
     return found
 
@@ -176,7 +171,7 @@ def own_copies(work: Work, places: Buffers) -> list[copies.Copy]:
                 itemsize, ends[0], ends[1], box.tolist()
             ):
                 place = (number, src, src_pitch, number, dst, dst_pitch, width, count)
-                found.append(copies.Copy(rank, rank, *place, -1, 0, 0, 0))
+                found.append(copies.Copy(rank, rank, *place, -1, 0, 0))
     return found
 
 

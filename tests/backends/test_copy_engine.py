@@ -37,11 +37,12 @@ CASES: dict[str, tuple[Any, dict[str, Any], Any, Any, Any]] = {
 
 
 def build_case(
-    name: str, ranks: int = 4, groups: int = 1, **changes: Any
+    name: str, ranks: int = 4, groups: int = 1, platform: str = "cpu", **changes: Any
 ) -> tuple[Callable[..., jax.Array], jax.Array, jax.Array]:
     op, options, x_spec, w_spec, out_spec = CASES[name]
     options = {"tiles": TILES, "launch": Launch(sms=8), **options, **changes}
-    devices = np.array(jax.devices()[: ranks * groups]).reshape(groups, ranks)
+    found = jax.devices(platform)[: ranks * groups]
+    devices = np.array(found).reshape(groups, ranks)
     mesh = Mesh(devices, ("g", "x"))
     spread = [P("g", *spec) for spec in (x_spec, w_spec, out_spec)]
 
@@ -68,6 +69,17 @@ def test_values_on_simulated_devices(name: str, ranks: int) -> None:
     run, x, w = build_case(name, ranks)
     for turn in range(5):
         scaled = x * (turn + 1)
+        expected = np.asarray(scaled, np.float64) @ np.asarray(w, np.float64)
+        np.testing.assert_array_equal(np.asarray(run(scaled, w), np.float64), expected)
+
+
+@needs_compiler
+@pytest.mark.multigpu(n=2)
+@pytest.mark.parametrize("name", CASES)
+def test_values_on_gpus(name: str) -> None:
+    run, x, w = build_case(name, ranks=2, platform="gpu", launch=None)
+    for turn in range(200):
+        scaled = x * (turn % 7 + 1)
         expected = np.asarray(scaled, np.float64) @ np.asarray(w, np.float64)
         np.testing.assert_array_equal(np.asarray(run(scaled, w), np.float64), expected)
 

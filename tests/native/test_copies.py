@@ -32,7 +32,7 @@ def gather(ranks: int = RANKS, **changes: Any) -> copies.Call:
             src = (dst + distance) % ranks
             lane = 0 if src == dst else 1 + distance % 2
             place = (0, 0, ROW, 0, src * ROWS * ROW, ROW, ROWS * ROW, 1)
-            found.append(copies.Copy(dst, src, *place, src, 1, lane, lane))
+            found.append(copies.Copy(dst, src, *place, src, 1, lane))
     return dataclasses.replace(copies.Call("gather", ranks, tuple(found), ranks), **changes)
 
 
@@ -152,7 +152,7 @@ def test_two_devices_with_one_rank_are_found_out() -> None:
 
 
 def one(**changes: Any) -> copies.Call:
-    copy = copies.Copy(0, 0, 0, 0, ROW, 0, 0, ROW, ROW, ROWS, 0, 1, 0, 0)
+    copy = copies.Copy(0, 0, 0, 0, ROW, 0, 0, ROW, ROW, ROWS, 0, 1, 0)
     fields = {f.name for f in dataclasses.fields(copies.Copy)}
     copy = dataclasses.replace(copy, **{k: v for k, v in changes.items() if k in fields})
     call = copies.Call("one", 1, (copy,), 1, joined=False, limit_ms=300)
@@ -169,7 +169,7 @@ def one(**changes: Any) -> copies.Call:
         (one(operand=3), "rank 0's operand 3 to rank 0's result 0 leaves its buffers"),
         (one(slot=7), "leaves its buffers"),
         (one(src_rank=1), "copy 0 goes from rank 1 to rank 0; there are 1"),
-        (one(lane=9, flag_lane=9), "copy 0 is on lanes 9 and 9; there are 1 to 8"),
+        (one(lane=9), "copy 0 is on lane 9; there are 1 to 8"),
         (one(slot=-1), "one: chunk 0 did not arrive within 300 ms: its flag is 0, needs 1"),
     ],
 )
