@@ -54,6 +54,11 @@ class CopyEngine:
             return (
                 f"{self.name} copies between devices; folded ranks share one: use 'tma_dedicated'"
             )
+        if jax.process_count() > 1:
+            return (
+                f"{self.name} copies between the devices of one process, this program has "
+                f"{jax.process_count()}; use 'tma_dedicated' or 'xla'"
+            )
         if work.launch.watchdog_us:
             return f"{self.name} has no watchdog in the kernel; use launch.watchdog_us=0"
         try:
@@ -252,6 +257,7 @@ class FlaggedKernel(FusedKernel):
     ) -> list[jax.Array]:
         """The results of one rank; blocks of ``arrived`` are read behind a wait for ``flags``."""
         kernel = self.work.kernel
+        loop: Any = kernel.loop
         placed = self.placed
         arrays: dict[Key, jax.Array] = {}
         for name, x, spec in zip(kernel.operands, operands, kernel.in_specs, strict=True):
@@ -272,7 +278,7 @@ class FlaggedKernel(FusedKernel):
             peers = Peers(named, placed, frozenset(), zero, self.ranks, self.work.axis_names)
             waits = _Flags(flags_ref, self.layout.num_slots, zero, False, None)
             cta = lax.axis_index(CTA_AXIS)
-            warpgroup = lax.axis_index(kernel.loop.launch()["thread_name"])
+            warpgroup = lax.axis_index(loop.launch()["thread_name"])
             row = gpu_kernel._Row(table_ref, zero)
             gpu_kernel._Cta(self, row, peers, waits, cta, warpgroup).compute(cta)
 
@@ -283,7 +289,7 @@ class FlaggedKernel(FusedKernel):
             grid=(self.ctas,),
             grid_names=(CTA_AXIS,),
             compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
-            **kernel.loop.launch(),
+            **loop.launch(),
         )(self._table(), flags, *arrays.values())
         by_key = dict(zip(outs, made, strict=True))
         return [self._result(name, placed, by_key) for name in kernel.results]

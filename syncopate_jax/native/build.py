@@ -15,6 +15,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -135,7 +136,7 @@ def _capsule(library: ctypes.CDLL, symbol: str) -> object:
     return jax.ffi.pycapsule(getattr(library, symbol))
 
 
-def _type(library: ctypes.CDLL, prefix: str) -> dict[str, object]:
+def _type(library: ctypes.CDLL, prefix: str) -> Any:
     """What identifies the state of a call site to XLA, and deletes it."""
     found = {}
     for key, symbol in (("type_id", "TypeId"), ("type_info", "TypeInfo")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 from jax.sharding import Mesh
 
 from syncopate_jax import ops
+from syncopate_jax.backends.copy_engine import CopyEngine
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.native import build
 from syncopate_jax.options import Launch
@@ -115,6 +117,19 @@ def test_reasons() -> None:
     )
     assert "what arrived before, and a copy is started ahead of the kernel" in refusal(
         plan="all_gather_ring"
+    )
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert "between the devices of one process, this program has 2; use" in refusal(split=1)
+
+
+def test_folded_ranks_are_refused() -> None:
+    work = SimpleNamespace(launch=Launch(sms=8, folded=True))
+    reason = CopyEngine().unsupported_reason(work, "mosaic_gpu")  # type: ignore[arg-type]
+    assert reason == (
+        "copy_engine copies between devices; folded ranks share one: use 'tma_dedicated'"
     )
 
 
