@@ -13,7 +13,7 @@ from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.ops.blocked import Blocked, block
-from syncopate_jax.ops.exchange_plan import plan_for
+from syncopate_jax.ops.exchange_plan import plan_for, sublanes
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.pallas_kernels import matmul_tpu
@@ -118,10 +118,13 @@ def prepare(
     options: Options,
 ) -> tuple[Blocked, PallasKernel, Plan]:
     """Layout, local kernel and plan of a contraction, with tiles of at most ``largest``."""
-    tiles = choose_tiles(layout, largest, options.tile_sizes)
+    moved = dtype if layout.place != "out" else out_dtype
+    asked = options.tile_sizes
+    if kind == "all_reduce" and layout.scatter < 0:
+        asked = tiles_to_share(layout, largest, sublanes(moved)) | asked
+    tiles = choose_tiles(layout, largest, asked)
     if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
         layout = layout.ungrouped()
-    moved = dtype if layout.place != "out" else out_dtype
     plan = plan_for(kind, layout, moved, tiles, options)
     kernel = matmul_tpu.matmul(
         layout.lhs,
@@ -133,6 +136,18 @@ def prepare(
         out_dtype=out_dtype,
     )
     return layout, kernel, plan
+
+
+def tiles_to_share(layout: Blocked, largest: Mapping[str, int], rows: int) -> dict[str, int]:
+    """A tile of ``m``, a multiple of ``rows``, of which there is one for each rank if possible.
+
+    Nothing is said of rows that are not such a multiple, nor where ``b`` is enough for all ranks.
+    """
+    m, ranks = layout.extents["m"], layout.ranks
+    if m % rows or layout.extents.get("b", 1) >= ranks:
+        return {}
+    most = max(largest["m"] // rows, 1)
+    return {"m": min(-(-m // (ranks * rows)), most) * rows}
 
 
 def choose_tiles(
