@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.kernel.access import Access, AnyAccess, BoxAccess
+from syncopate_jax.kernel.loop import LoopBody
 from syncopate_jax.kernel.tiles import Axis, TileSpace
 
 
@@ -34,6 +35,8 @@ class PallasKernel:
       scratch_shapes: as for ``pl.pallas_call``.
       has_addend: whether ``body`` takes ``addend``.
       reference: the same function of the operands in plain JAX, used by the ``xla`` backend.
+      loop: the kernel as it is written for target ``mosaic_gpu``, where it has no grid but is
+        handed its loop over tiles; ``body`` is then unused.
       name: shown in programs and messages.
     """
 
@@ -47,6 +50,7 @@ class PallasKernel:
     scratch_shapes: Sequence[Any] = ()
     has_addend: bool = False
     reference: Callable[..., Any] | None = None
+    loop: LoopBody | None = None
     name: str = "kernel"
 
     def __post_init__(self) -> None:

@@ -26,8 +26,12 @@ class Copy:
       operand, src_offset, src_pitch: source operand, and bytes to its first row and between rows.
       result, dst_offset, dst_pitch: the same of the destination.
       slot, value: flag of the destination rank, -1 for none, and what is written to it.
-      beside: on a stream of its own, beside the kernel. Copies within a device must not be: they
-        may be kernels, which never start beside one that fills the device and waits for them.
+      lane: 0 for the kernel's own stream, ahead of it; from 1 a side stream, beside the kernel.
+        Copies within device memory must be on lane 0: they may be kernels, which never start
+        beside one that fills the device and waits for them. Copies of one lane run in order;
+        those of one slot must share a lane.
+      flag_lane: lane that writes the flag after the copy; with one of its own, the next copy of
+        ``lane`` does not wait for the flag to be written.
     """
 
     dst_rank: int
@@ -42,7 +46,8 @@ class Copy:
     rows: int
     slot: int
     value: int
-    beside: bool
+    lane: int
+    flag_lane: int
 
 
 @dataclass(frozen=True, slots=True)

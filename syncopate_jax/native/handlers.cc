@@ -14,6 +14,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -44,7 +45,9 @@ using CUstream = void*;
 using CUevent = void*;
 using CUdeviceptr = unsigned long long;
 
-constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2, kMemoryTypeUnified = 4;
+constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2;
+constexpr unsigned kMemoryTypeHost = 1, kMemoryTypeUnified = 4;
+constexpr int kAttributeMemoryType = 2;
 
 // The driver's CUDA_MEMCPY2D (version 2).
 struct Memcpy2D {
@@ -74,6 +77,7 @@ struct Driver {
   CUresult (*MemsetD32Async)(CUdeviceptr, unsigned, size_t, CUstream);
   CUresult (*MemcpyAsync)(CUdeviceptr, CUdeviceptr, size_t, CUstream);
   CUresult (*Memcpy2DAsync)(const Memcpy2D*, CUstream);
+  CUresult (*PointerGetAttribute)(void*, int, CUdeviceptr);
   std::string missing;  // why the driver cannot be used; empty when it can
 
   Driver() {
@@ -94,6 +98,7 @@ struct Driver {
     Find(library, "cuMemsetD32Async", MemsetD32Async);
     Find(library, "cuMemcpyAsync", MemcpyAsync);
     Find(library, "cuMemcpy2DAsync_v2", Memcpy2DAsync);
+    Find(library, "cuPointerGetAttribute", PointerGetAttribute);
   }
 
   template <typename F>
@@ -132,12 +137,14 @@ class Pool {
     return pools[ordinal];
   }
 
-  CUresult Stream(CUstream* out) {
+  CUresult Stream(size_t lane, CUstream* out) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (stream_ == nullptr) {
-      if (CUresult code = TheDriver().StreamCreate(&stream_, kStreamNonBlocking)) return code;
+    while (streams_.size() <= lane) {
+      CUstream stream = nullptr;
+      if (CUresult code = TheDriver().StreamCreate(&stream, kStreamNonBlocking)) return code;
+      streams_.push_back(stream);
     }
-    *out = stream_;
+    *out = streams_[lane];
     return 0;
   }
 
@@ -156,7 +163,7 @@ class Pool {
 
  private:
   std::mutex mutex_;
-  CUstream stream_ = nullptr;
+  std::vector<CUstream> streams_;
   std::vector<CUevent> events_;
 };
 
@@ -283,28 +290,29 @@ class Meetings {
 // `rows` rows of `width` bytes into this rank; then, where slot >= 0, value goes to the flag.
 struct Copy {
   int64_t dst_rank, src_rank, operand, src_offset, src_pitch;
-  int64_t result, dst_offset, dst_pitch, width, rows, slot, value, beside;
+  int64_t result, dst_offset, dst_pitch, width, rows, slot, value;
+  int64_t lane;       // 0: the kernel's own stream, ahead of it; from 1: a side stream, beside it
+  int64_t flag_lane;  // the stream that writes the flag, once the copy is done
 };
-constexpr size_t kCopyFields = 13;
+constexpr size_t kCopyFields = 14;
+constexpr int64_t kMostLanes = 8;
 static_assert(sizeof(Copy) == kCopyFields * sizeof(int64_t));
 
-constexpr int kRing = 4;  // join keeps ranks within one call of each other; two would do
+constexpr size_t kRing = 4;  // join keeps ranks within one call of each other; two would do
 
 // One device at one call site.
 struct Seat {
   int ordinal = 0;
   int64_t rank = 0, group = 0;
   int64_t run = -1, call = 0;
-  CUstream side = nullptr;
-  CUevent ready[kRing] = {}, done[kRing] = {};
-  int next = 0;
+  std::vector<CUstream> sides;   // of lane 1, 2, ...
+  std::vector<CUevent> ready, done, passed;  // a ring each; passed: one a side stream but the first
+  std::vector<CUevent> copied;               // one, since a wait keeps the record that it saw
+  size_t next = 0;
 
   ~Seat() {
-    for (CUevent event : ready) {
-      if (event) Pool::Of(ordinal).Return(event);
-    }
-    for (CUevent event : done) {
-      if (event) Pool::Of(ordinal).Return(event);
+    for (const std::vector<CUevent>* events : {&ready, &done, &passed, &copied}) {
+      for (CUevent event : *events) Pool::Of(ordinal).Return(event);
     }
   }
 
@@ -323,6 +331,7 @@ struct Site {
   bool joined = true;  // whether a join follows each start
   std::chrono::milliseconds limit{0};
   std::vector<std::vector<Copy>> copies;  // by destination rank
+  size_t sides = 0;                       // side streams in use
   Meetings meetings;
   std::mutex mutex;
   std::map<int, std::unique_ptr<Seat>> seats;
@@ -408,7 +417,15 @@ ffi::ErrorOr<std::unique_ptr<SiteState<platform>>> NewSite(std::string_view name
           std::to_string(copy.src_rank) + " to rank " + std::to_string(copy.dst_rank) +
           "; there are " + std::to_string(ranks)));
     }
+    const int64_t least = copy.src_rank == copy.dst_rank ? 0 : 1;
+    if (std::min(copy.lane, copy.flag_lane) < least ||
+        std::max(copy.lane, copy.flag_lane) > kMostLanes) {
+      return ffi::Unexpected(ffi::Error::InvalidArgument(
+          site->name + ": copy " + std::to_string(at / kCopyFields) + " is on lanes " +
+          std::to_string(copy.lane) + " and " + std::to_string(copy.flag_lane) + "; there are 1 to " + std::to_string(kMostLanes) + ", and 0 for copies within a rank"));
+    }
     site->copies[copy.dst_rank].push_back(copy);
+    site->sides = std::max(site->sides, static_cast<size_t>(std::max(copy.lane, copy.flag_lane)));
   }
   auto state = std::make_unique<SiteState<platform>>();
   state->site = std::move(site);
@@ -484,6 +501,25 @@ ffi::Error Check(const Site& site, const Call& call, int64_t rank) {
 using CudaState = SiteState<kCuda>;
 using CpuState = SiteState<kCpu>;
 
+// A copy within a device may be run as a kernel, and would never start beside a kernel that fills
+// the device and waits for it: only host memory may be copied beside the kernel without a peer.
+ffi::Error CheckBeside(const Site& site, const Call& call, int64_t rank) {
+  const Driver& cuda = TheDriver();
+  for (const Copy& c : site.copies[rank]) {
+    if (c.lane == 0 || c.src_rank != rank) continue;
+    unsigned type = 0;  // stays 0 for memory that the driver does not know
+    const CUdeviceptr source = Address(call.sources[c.operand]);
+    if (cuda.PointerGetAttribute(&type, kAttributeMemoryType, source) != 0 ||
+        type != kMemoryTypeHost) {
+      return ffi::Error::InvalidArgument(
+          site.name + ": operand " + std::to_string(c.operand) +
+          " is copied beside the kernel but is not in pinned host memory (the driver says kind " +
+          std::to_string(type) + ", needs 1); put it there with memory_kind='pinned_host'");
+    }
+  }
+  return ffi::Error::Success();
+}
+
 ffi::Error NewSeat(const Site& site, const Call& call, CUstream stream, Seat* seat) {
   const Driver& cuda = TheDriver();
   if (site.ranks > 1) {
@@ -496,19 +532,27 @@ ffi::Error NewSeat(const Site& site, const Call& call, CUstream stream, Seat* se
     seat->rank = where[1];
   }
   Pool& pool = Pool::Of(seat->ordinal);
-  if (CUresult code = pool.Stream(&seat->side)) {
-    return cuda.Failed(site.name, "StreamCreate", code);
+  seat->sides.resize(site.sides);
+  for (size_t lane = 0; lane < site.sides; ++lane) {
+    if (CUresult code = pool.Stream(lane, &seat->sides[lane])) {
+      return cuda.Failed(site.name, "StreamCreate", code);
+    }
   }
-  for (int i = 0; i < kRing; ++i) {
-    CUresult code = pool.Take(&seat->ready[i]);
-    if (code == 0) code = pool.Take(&seat->done[i]);
-    if (code != 0) return cuda.Failed(site.name, "EventCreate", code);
+  const size_t others = site.sides > 0 ? site.sides - 1 : 0;
+  for (auto [events, count] : {std::pair(&seat->ready, kRing), std::pair(&seat->done, kRing),
+                               std::pair(&seat->passed, kRing * others),
+                               std::pair(&seat->copied, size_t{1})}) {
+    while (events->size() < count) {
+      CUevent event = nullptr;
+      if (CUresult code = pool.Take(&event)) return cuda.Failed(site.name, "EventCreate", code);
+      events->push_back(event);
+    }
   }
   return ffi::Error::Success();
 }
 
 ffi::Error CopyOnStream(const Site& site, const Copy& c, const void* source, const Call& call,
-                        CUstream stream) {
+                        CUstream stream, CUstream flag_stream, CUevent copied) {
   const Driver& cuda = TheDriver();
   const CUdeviceptr src = Address(source) + c.src_offset;
   const CUdeviceptr dst = Address(call.buffers[c.result]) + c.dst_offset;
@@ -525,7 +569,11 @@ ffi::Error CopyOnStream(const Site& site, const Copy& c, const void* source, con
     RETURN_IF_FAILED(site.name, Memcpy2DAsync(&box, stream));
   }
   if (c.slot >= 0) {
-    RETURN_IF_FAILED(site.name, StreamWriteValue32(stream, Address(call.flags + c.slot),
+    if (flag_stream != stream) {
+      RETURN_IF_FAILED(site.name, EventRecord(copied, stream));
+      RETURN_IF_FAILED(site.name, StreamWaitEvent(flag_stream, copied, 0));
+    }
+    RETURN_IF_FAILED(site.name, StreamWriteValue32(flag_stream, Address(call.flags + c.slot),
                                                    static_cast<uint32_t>(c.value), 0));
   }
   return ffi::Error::Success();
@@ -554,6 +602,9 @@ ffi::Error FindSeat(Site& site, const Call& call, int ordinal, CUstream stream, 
                                        std::to_string(site.ranks));
   }
   if (ffi::Error error = Check(site, call, seat->rank); error.failure()) return error;
+  if (stream != nullptr) {
+    if (ffi::Error error = CheckBeside(site, call, seat->rank); error.failure()) return error;
+  }
   std::lock_guard<std::mutex> lock(site.mutex);
   *out = seat.get();
   site.seats[ordinal] = std::move(seat);
@@ -591,26 +642,35 @@ ffi::Error CudaStart(void* stream, ffi::RunId run, int32_t ordinal, CudaState* s
     timer.Waited(since);
     if (error.failure()) return error;
   }
-  RETURN_IF_FAILED(site.name, StreamWaitEvent(seat->side, ready, 0));
-  std::vector<char> awaited(site.ranks);
+  for (CUstream side : seat->sides) {
+    RETURN_IF_FAILED(site.name, StreamWaitEvent(side, ready, 0));
+  }
+  std::vector<char> awaited(site.ranks * site.sides);
   for (const Copy& c : site.copies[seat->rank]) {
     const bool own = c.src_rank == seat->rank;
     const void* source =
         own ? call.sources[c.operand] : meeting->cards[c.src_rank].sources[c.operand];
-    if (!own && !awaited[c.src_rank]) {
-      RETURN_IF_FAILED(site.name,
-                       StreamWaitEvent(seat->side, meeting->cards[c.src_rank].event, 0));
-      awaited[c.src_rank] = 1;
+    // Copies within the device stand before the kernel on its own stream (see CheckBeside).
+    const CUstream lane = c.lane == 0 ? stream : seat->sides[c.lane - 1];
+    if (!own && c.lane > 0 && !awaited[c.src_rank * site.sides + c.lane - 1]) {
+      RETURN_IF_FAILED(site.name, StreamWaitEvent(lane, meeting->cards[c.src_rank].event, 0));
+      awaited[c.src_rank * site.sides + c.lane - 1] = 1;
     }
-    // A copy within a device may be run as a kernel, and would never start beside a kernel that
-    // fills the device and waits for it: such copies stand before the kernel on its own stream.
-    ffi::Error error = CopyOnStream(site, c, source, call, c.beside ? seat->side : stream);
+    const CUstream flag_lane = c.flag_lane == 0 ? stream : seat->sides[c.flag_lane - 1];
+    ffi::Error error =
+        CopyOnStream(site, c, source, call, lane, flag_lane, seat->copied.front());
     if (error.failure()) return error;
   }
-  RETURN_IF_FAILED(site.name, EventRecord(done, seat->side));
-  if (site.joined) {
-    TheLedger().Add(ordinal, call.flags, Pending{state->site, seat, key, done, {}});
+  if (!site.joined) return ffi::Error::Success();
+  // The first side stream, or without one the kernel's own, is done when all of them are.
+  const CUstream last = seat->sides.empty() ? stream : seat->sides.front();
+  for (size_t lane = 1; lane < seat->sides.size(); ++lane) {
+    const CUevent passed = seat->passed[seat->next * (site.sides - 1) + lane - 1];
+    RETURN_IF_FAILED(site.name, EventRecord(passed, seat->sides[lane]));
+    RETURN_IF_FAILED(site.name, StreamWaitEvent(last, passed, 0));
   }
+  RETURN_IF_FAILED(site.name, EventRecord(done, last));
+  TheLedger().Add(ordinal, call.flags, Pending{state->site, seat, key, done, {}});
   return ffi::Error::Success();
 }
 
