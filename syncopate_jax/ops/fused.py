@@ -26,6 +26,9 @@ LARGEST_TILE = {
     "mosaic_gpu": {"m": 256, "n": 256, "k": 256},
 }
 
+# Tiles that run together share blocks in a GPU's L2 if they are near in both dimensions.
+ORDER = {"tpu": "natural", "mosaic_gpu": "grouped"}
+
 
 def choose_backend(spec: Contraction, options: Options) -> str:
     """The backend to use: as asked, or for ``auto`` what is known to be fastest, else ``xla``.
@@ -109,7 +112,7 @@ def build(
         axis_name=axis_names,
         backend=options.backend,
         target=target,
-        order=options.order,
+        order=options.order or ORDER[target],
         launch=launch,
     )
     return operator, layout
