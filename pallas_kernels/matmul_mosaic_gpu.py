@@ -6,8 +6,9 @@ calls ``compute_tiles`` inside its own kernel, with its own ``TileLoop``.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import jax
@@ -21,6 +22,7 @@ from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
 CTA_AXIS, WARPGROUP_AXIS = "cta", "wg"
 CLUSTER_AXES = ("cluster_m", "cluster_n")
 SWIZZLE_BYTES = 128  # the widest TMA swizzle: rows of 128 bytes, so 64 elements of 2 bytes
+SMALLEST_SWIZZLE = 32  # bytes; wgmma takes 32, 64 and 128
 WGMMA_ROWS = 64  # rows of one wgmma instruction
 
 
@@ -80,12 +82,27 @@ class MatmulConfig:
         return -(-m // (self.tile_m * self.cluster_m)), -(-n // (self.tile_n * self.cluster_n))
 
 
+Use = Callable[[Any, Any, Any], None]
+"""``use(matrix, row, column)``: a GMEM ref of two dimensions and where a block starts in it."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Operands:
     """The GMEM refs of one product, and how they lie in memory.
 
     ``x`` is [M, K], or [K, M] if ``x_transposed``; ``w`` is [K, N], or [N, K] if ``w_transposed``;
     ``y`` and the optional ``addend`` are [M, N].
+
+    Blocks may also lie elsewhere: the optional finders know where, and then ``x`` and the others
+    need only ``shape`` and ``dtype``. A finder calls what it is given, under a condition if need
+    be, with the matrix that holds the block.
+
+    Args:
+      x_at, w_at: called with the tile, the k step and what to do with the block.
+      y_at: called with the tile and what to do with the tile's place; it may have several.
+      addends: called with the tile; the number of tiles to add, and a function of a number and of
+        what to do with that tile.
+      k_steps: how many k steps there are, if not as many as ``x`` and ``w`` are deep.
     """
 
     x: Any
@@ -94,6 +111,11 @@ class Operands:
     addend: Any = None
     x_transposed: bool = False
     w_transposed: bool = False
+    x_at: Callable[[tile_loop.Tile, Any, Use], None] | None = None
+    w_at: Callable[[tile_loop.Tile, Any, Use], None] | None = None
+    y_at: Callable[[tile_loop.Tile, Use], None] | None = None
+    addends: Callable[[tile_loop.Tile], tuple[Any, Callable[[Any, Use], None]]] | None = None
+    k_steps: int | None = None
 
     @property
     def k(self) -> int:
@@ -115,6 +137,30 @@ def _operand_swizzle(operands: Operands, config: MatmulConfig) -> int:
     if not operands.w_transposed:
         columns += [config.tile_n, operands.w.shape[1]]
     return math.gcd(SWIZZLE_BYTES, *(c * itemsize for c in columns))
+
+
+def limits(operands: Operands, config: MatmulConfig) -> Iterator[str]:
+    """Why shared memory cannot hold blocks of operands of these shapes, in words."""
+    swizzle = _operand_swizzle(operands, config)
+    if swizzle < SMALLEST_SWIZZLE:
+        yield (
+            f"operands are contiguous in {operands.x.shape} and {operands.w.shape}; rows that the "
+            f"tensor cores read across need a multiple of {SMALLEST_SWIZZLE} bytes"
+        )
+        return
+    blocks = (config.tile_m, config.tile_k), (config.tile_k, config.tile_n)
+    turned = operands.x_transposed, operands.w_transposed
+    for operand, block, transposed in zip((operands.x, operands.w), blocks, turned, strict=True):
+        itemsize = jnp.dtype(operand.dtype).itemsize
+        width = block[0 if transposed else 1] * itemsize
+        tile = (8, swizzle // itemsize)
+        if (width != swizzle or not config.flat) and (
+            operand.shape[0] % tile[0] or operand.shape[1] % tile[1]
+        ):
+            yield (
+                f"an operand {operand.shape} is copied in tiles of {tile}, which must divide it: "
+                f"pad it"
+            )
 
 
 def _operand_buffer(block: tuple[int, int], stages: int, dtype: Any, swizzle: int, flat: bool) -> Any:
@@ -153,10 +199,12 @@ def scratch(operands: Operands, config: MatmulConfig) -> dict[str, Any]:
         "full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
     }
     if operands.addend is not None:
+        addend_dtype = operands.addend.dtype
+        row_bytes = config.epilogue_n * jnp.dtype(addend_dtype).itemsize
         found["addend_smem"] = plgpu.SMEM(
             (config.warpgroups, WGMMA_ROWS, config.epilogue_n),
-            operands.addend.dtype,
-            transforms=_swizzled(math.gcd(config.epilogue_n * jnp.dtype(operands.addend.dtype).itemsize, SWIZZLE_BYTES), operands.addend.dtype),
+            addend_dtype,
+            transforms=(plgpu.SwizzleTransform(math.gcd(row_bytes, SWIZZLE_BYTES)),),
         )
         found["addend_full"] = plgpu.Barrier(num_barriers=config.warpgroups)
     return found
@@ -213,7 +261,7 @@ class _Worker:
 
     @property
     def k_steps(self) -> int:
-        return -(-self.operands.k // self.config.tile_k)
+        return self.operands.k_steps or -(-self.operands.k // self.config.tile_k)
 
     @property
     def subtiles(self) -> list[tuple[int, int]]:
@@ -267,24 +315,35 @@ class _Worker:
 
     def load_blocks(self, tile: tile_loop.Tile, block: jax.Array, slot: jax.Array) -> None:
         config, operands = self.config, self.operands
-        rows = pl.ds(tile.m * config.tile_m, config.tile_m)
-        columns = pl.ds(tile.n * config.tile_n, config.tile_n)
-        depth = pl.ds(block * config.tile_k, config.tile_k)
-        x_at = (depth, rows) if operands.x_transposed else (rows, depth)
-        w_at = (columns, depth) if operands.w_transposed else (depth, columns)
         m_axis, n_axis = CLUSTER_AXES
-        plgpu.copy_gmem_to_smem(
-            operands.x.at[x_at],
-            self.x_rows.at[slot],
-            self.full.at[slot],
-            collective_axes=n_axis if config.cluster_n > 1 else None,
-        )
-        plgpu.copy_gmem_to_smem(
-            operands.w.at[w_at],
-            self.w_rows.at[slot],
-            self.full.at[slot],
-            collective_axes=m_axis if config.cluster_m > 1 else None,
-        )
+        shared_x = n_axis if config.cluster_n > 1 else None
+        shared_w = m_axis if config.cluster_m > 1 else None
+        x_block, w_block = (config.tile_m, config.tile_k), (config.tile_k, config.tile_n)
+        x_block = x_block[::-1] if operands.x_transposed else x_block
+        w_block = w_block[::-1] if operands.w_transposed else w_block
+
+        def load(
+            smem: Any, shape: tuple[int, int], shared: Any, matrix: Any, row: Any, column: Any
+        ) -> None:
+            plgpu.copy_gmem_to_smem(
+                matrix.at[pl.ds(row, shape[0]), pl.ds(column, shape[1])],
+                smem.at[slot],
+                self.full.at[slot],
+                collective_axes=shared,
+            )
+
+        load_x = functools.partial(load, self.x_rows, x_block, shared_x)
+        load_w = functools.partial(load, self.w_rows, w_block, shared_w)
+        if operands.x_at is not None:
+            operands.x_at(tile, block, load_x)
+        else:
+            at = tile.m * config.tile_m, block * config.tile_k
+            load_x(operands.x, *(at[::-1] if operands.x_transposed else at))
+        if operands.w_at is not None:
+            operands.w_at(tile, block, load_w)
+        else:
+            at = block * config.tile_k, tile.n * config.tile_n
+            load_w(operands.w, *(at[::-1] if operands.w_transposed else at))
 
     # -- compute ---------------------------------------------------------------------------------
 
@@ -435,13 +494,28 @@ class _Worker:
 
     # -- store -----------------------------------------------------------------------------------
 
-    def part_at(self, tile: tile_loop.Tile, index: int, wg: jax.Array) -> tuple[Any, Any]:
+    def part_of(self, index: int, wg: jax.Array) -> tuple[Any, Any]:
+        """Row and column, in the tile, of an output store."""
         config = self.config
         row, column = self.subtiles[index]
         rows, columns = config.part
-        m = tile.m * config.tile_m + row + (wg * rows if config.split == "m" else 0)
-        n = tile.n * config.tile_n + column + (wg * columns if config.split == "n" else 0)
-        return pl.ds(m, WGMMA_ROWS), pl.ds(n, config.epilogue_n)
+        return (
+            row + (wg * rows if config.split == "m" else 0),
+            column + (wg * columns if config.split == "n" else 0),
+        )
+
+    def on_part(self, use: Callable[[Any], None], index: int, wg: jax.Array) -> Use:
+        """``use`` called with the ref of an output store's part of the tile."""
+        row, column = self.part_of(index, wg)
+
+        def on_tile(matrix: Any, tile_row: Any, tile_column: Any) -> None:
+            rows = pl.ds(tile_row + row, WGMMA_ROWS)
+            use(matrix.at[rows, pl.ds(tile_column + column, self.config.epilogue_n)])
+
+        return on_tile
+
+    def corner(self, tile: tile_loop.Tile) -> tuple[jax.Array, jax.Array]:
+        return tile.m * self.config.tile_m, tile.n * self.config.tile_n
 
     def round_part(
         self, tile: tile_loop.Tile, index: int, value: jax.Array, wg: jax.Array
@@ -449,19 +523,32 @@ class _Worker:
         """One output store's values: addend and transform in float32, then one rounding."""
         row, column = self.subtiles[index]
         part = value[row : row + WGMMA_ROWS, column : column + self.config.epilogue_n]
-        if self.operands.addend is not None:
-            smem = self.addend_smem.at[wg]
-            plgpu.copy_gmem_to_smem(
-                self.operands.addend.at[self.part_at(tile, index, wg)],
-                smem,
-                self.addend_full.at[wg],
-            )
-            plgpu.barrier_wait(self.addend_full.at[wg])
-            part += plgpu.load(smem, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
-            plgpu.commit_smem()  # every thread has read before the next copy overwrites
+        operands = self.operands
+        if operands.addends is not None:
+            count, addend_at = operands.addends(tile)
+
+            def add(i: jax.Array, total: jax.Array) -> jax.Array:
+                addend_at(i, self.on_part(lambda ref: self.load_addend(ref, wg), index, wg))
+                return total + self.take_addend(wg)
+
+            part = lax.fori_loop(jnp.int32(0), count, add, part)
+        elif operands.addend is not None:
+            load = self.on_part(lambda ref: self.load_addend(ref, wg), index, wg)
+            load(operands.addend, *self.corner(tile))
+            part += self.take_addend(wg)
         if self.transform is not None:
             part = self.transform(part)
         return part.astype(self.operands.y.dtype)
+
+    def load_addend(self, ref: Any, wg: jax.Array) -> None:
+        plgpu.copy_gmem_to_smem(ref, self.addend_smem.at[wg], self.addend_full.at[wg])
+
+    def take_addend(self, wg: jax.Array) -> jax.Array:
+        plgpu.barrier_wait(self.addend_full.at[wg])
+        smem = self.addend_smem.at[wg]
+        found = plgpu.load(smem, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
+        plgpu.commit_smem()  # every thread has read before the next copy overwrites
+        return found
 
     def store_part(
         self,
@@ -478,7 +565,11 @@ class _Worker:
         plgpu.commit_smem()
 
         def copy() -> None:
-            plgpu.copy_smem_to_gmem(smem, self.operands.y.at[self.part_at(tile, index, wg)])
+            send = self.on_part(lambda ref: plgpu.copy_smem_to_gmem(smem, ref), index, wg)
+            if self.operands.y_at is not None:
+                self.operands.y_at(tile, send)
+            else:
+                send(self.operands.y, *self.corner(tile))
 
         if predicate is None:
             copy()

@@ -79,12 +79,12 @@ def matmul(
         grid=grid,
         operands=("lhs", "rhs"),
         results=("out",),
-        in_specs=tuple(_spec(groups[name], axes, blocks, grid) for name in ("lhs", "rhs")),
-        out_specs=(_spec(groups["out"], axes, blocks, grid),),
+        in_specs=tuple(block_spec(groups[name], axes, blocks, grid) for name in ("lhs", "rhs")),
+        out_specs=(block_spec(groups["out"], axes, blocks, grid),),
         out_shape=(jax.ShapeDtypeStruct(group_shape(groups["out"], sizes), out_dtype),),
         scratch_shapes=(pltpu.VMEM(tile, jnp.float32),),
         has_addend=True,
-        reference=functools.partial(_reference, groups=groups, sizes=sizes, out_dtype=out_dtype),
+        reference=functools.partial(reference, groups=groups, sizes=sizes, out_dtype=out_dtype),
         name="matmul",
     )
 
@@ -147,9 +147,11 @@ def group_shape(groups: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, .
     return tuple(math.prod(sizes[letter] for letter in group) for group in groups)
 
 
-def _spec(
+def block_spec(
     groups: Sequence[str], axes: list[str], blocks: Mapping[str, int], grid: Sequence[int]
 ) -> pl.BlockSpec:
+    """The blocks of an operand whose dimensions are the letters ``groups``, over ``axes``."""
+
     def index(group: str, at: Sequence[Any]) -> Any:
         total: Any = 0
         for letter in group:
@@ -163,7 +165,7 @@ def _spec(
     )
 
 
-def _reference(
+def reference(
     lhs: jax.Array,
     rhs: jax.Array,
     *,

@@ -7,6 +7,7 @@ operator in ``ops/``, a local kernel in ``pallas_kernels/``, a pass in ``passes/
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 from syncopate_jax.backends.interface import Backend, Work
@@ -16,11 +17,12 @@ from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.axis_map import AxisMap
 from syncopate_jax.kernel.local import PallasKernel
+from syncopate_jax.options import ORDERS, Launch
 from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.passes.schedule_plan import schedule_plan
 from syncopate_jax.passes.split_chunks import split_chunks
 from syncopate_jax.registry import backends
-from syncopate_jax.runtime import mesh
+from syncopate_jax.runtime import device, mesh
 from syncopate_jax.runtime.operator import Operator
 
 
@@ -35,6 +37,7 @@ def compile(
     split: int = 1,
     split_axis: int = 0,
     order: str = "natural",
+    launch: Launch | None = None,
 ) -> Operator:
     """Fuse a local kernel with a communication plan (paper section 5.2).
 
@@ -47,6 +50,7 @@ def compile(
       target: what the kernel is written in.
       split: pieces each chunk is cut into, along ``split_axis`` of its tensor.
       order: order of tiles inside a chunk: ``natural``, ``grouped`` or ``snake``.
+      launch: what a GPU kernel may use of a device; None: all of it, one rank a device.
 
     Returns:
       An Operator: call it inside ``jax.shard_map`` with one rank's operands.
@@ -56,6 +60,8 @@ def compile(
       InputError: an argument does not fit; UnsupportedError: no backend can do it, with reasons.
     """
     names = mesh.axis_tuple(axis_name, caller="compile")
+    if order not in ORDERS:
+        raise InputError(f"compile: order needs one of {', '.join(ORDERS)}, found {order!r}")
     axis_map = AxisMap.of(axis_map)
     check(plan)
     plan = expand_collectives(plan)
@@ -63,10 +69,36 @@ def compile(
     space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel))
     axis_map.check(plan, accesses)
     _check_dtypes(plan, axis_map, kernel)
-    schedule = schedule_plan(plan, space, accesses, axis_map, intra=order)
-    check_schedule(schedule, space, accesses, axis_map)
-    work = Work(kernel, schedule, space, accesses, axis_map, names)
-    return Operator(work, _choose(backend, work, target), target)
+    launch = _on_device(launch or Launch(), target)
+
+    @functools.cache
+    def work(workers: int) -> Work:
+        """Backends differ in how many executors of tiles a rank has."""
+        schedule = schedule_plan(plan, space, accesses, axis_map, workers=workers, intra=order)
+        check_schedule(schedule, space, accesses, axis_map)
+        return Work(kernel, schedule, space, accesses, axis_map, names, launch)
+
+    reasons = {}
+    for candidate in backends.names() if backend == "auto" else (backend,):
+        found: Backend = backends.get(candidate)
+        workers = found.workers(launch, plan.num_ranks) if target in found.targets else 1
+        chosen = work(max(workers, 1))
+        reason = found.unsupported_reason(chosen, target)
+        if reason is None:
+            return Operator(chosen, found, target)
+        reasons[candidate] = reason
+    listed = "\n".join(f"  {candidate}: {reason}" for candidate, reason in reasons.items())
+    raise UnsupportedError(
+        f"no backend can fuse plan {plan.name} with kernel {kernel.name} for target {target}:\n"
+        f"{listed}"
+    )
+
+
+def _on_device(launch: Launch, target: str) -> Launch:
+    """``launch`` with the device's number of multiprocessors filled in."""
+    if target != "mosaic_gpu" or launch.sms is not None:
+        return launch
+    return launch.using(sms=device.core_count())
 
 
 def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[str, tuple[int, ...]]:
@@ -77,7 +109,13 @@ def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[st
             continue
         boxes = [g.box for g in plan.goals if g.tensor == binding.tensor]
         boxes = boxes or [r.box for r in plan.initial if r.tensor == binding.tensor]
-        dims = axis_map.dims(binding, len(plan.tensor(binding.tensor).shape))
+        shape = plan.tensor(binding.tensor).shape
+        dims = axis_map.dims(binding, len(shape))
+        if sorted(dims) != list(range(len(shape))):
+            raise InputError(
+                f"axis map: dims {dims} of tensor {binding.tensor} {shape} must name each of its "
+                f"{len(shape)} dimensions once"
+            )
         extents = [max((box.shape[d] for box in boxes), default=0) for d in range(len(dims))]
         shapes[binding.operand] = tuple(extents[dims.index(d)] for d in range(len(dims)))
     return shapes
@@ -95,20 +133,3 @@ def _check_dtypes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> None:
                 f"{binding.operand} of kernel {kernel.name} is {found}; make the plan with "
                 f"dtype={str(found)!r}"
             )
-
-
-def _choose(name: str, work: Work, target: str) -> Backend:
-    """The backend called ``name``, or the first that can; raises with every reason if none can."""
-    names = backends.names() if name == "auto" else (name,)
-    reasons = {}
-    for candidate in names:
-        found: Backend = backends.get(candidate)
-        reason = found.unsupported_reason(work, target)
-        if reason is None:
-            return found
-        reasons[candidate] = reason
-    listed = "\n".join(f"  {candidate}: {reason}" for candidate, reason in reasons.items())
-    raise UnsupportedError(
-        f"no backend can fuse plan {work.schedule.plan.name} with kernel {work.kernel.name} for "
-        f"target {target}:\n{listed}"
-    )

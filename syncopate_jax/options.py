@@ -12,6 +12,43 @@ ORDERS = ("natural", "grouped", "snake")
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """What a fused GPU kernel may use of a device, and how ranks are laid on it.
+
+    Attributes:
+      sms: CTAs of a launch, one a multiprocessor; None: as many as the device has.
+      communicating: CTAs of a rank that only communicate, for backends that have such; None: the
+        backend's usual number.
+      watchdog_us: for development: a wait that takes longer, in microseconds, is given up, and the
+        call raises an error that names it; 0: waits are never given up.
+      folded: all ranks run in one launch on one device, which they share.
+    """
+
+    sms: int | None = None
+    communicating: int | None = None
+    watchdog_us: int = 0
+    folded: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("sms", 1), ("communicating", 0), ("watchdog_us", 0)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise InputError(f"launch: {name} needs at least {least}, found {value!r}")
+
+    def ctas(self, ranks: int) -> int:
+        """CTAs of a rank."""
+        if self.sms is None:
+            raise InputError(
+                "launch: the device's multiprocessors are not known; give Launch(sms=…)"
+            )
+        return self.sms // ranks if self.folded else self.sms
+
+    def using(self, **changes: Any) -> Launch:
+        """This launch with some fields changed."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """How an operator is realised; the result's value does not depend on it.
 
@@ -24,6 +61,7 @@ class Options:
       tiles: tile sizes by letter (``{"m": 128, "n": 128, "k": 64}``), in elements, kept as sorted
         pairs; letters left out take the target's default.
       order: order of the tiles inside a chunk: ``natural``, ``grouped`` or ``snake``.
+      launch: of GPU kernels.
     """
 
     backend: str = "auto"
@@ -32,11 +70,13 @@ class Options:
     split: int | None = None
     tiles: Mapping[str, int] | tuple[tuple[str, int], ...] | None = ()
     order: str = "natural"
+    launch: Launch | None = None
 
     def __post_init__(self) -> None:
         for name, asked in (("backend", self.backend), ("target", self.target)):
             if not isinstance(asked, str) and (name, asked) != ("target", None):
                 raise InputError(f"{name}: needs a name, found {asked!r}")
+        object.__setattr__(self, "launch", self.launch or Launch())
         if self.split is not None and not _is_count(self.split):
             raise InputError(f"split: needs an integer of at least 1 or None, found {self.split!r}")
         given: Any = self.tiles or {}
@@ -58,6 +98,11 @@ class Options:
         """``tiles`` as a dictionary."""
         pairs: Any = self.tiles
         return dict(pairs)
+
+    @property
+    def launched(self) -> Launch:
+        """``launch``, the default filled in."""
+        return self.launch or Launch()
 
     def using(self, **changes: Any) -> Options:
         """These options with some changed."""

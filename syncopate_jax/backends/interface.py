@@ -14,12 +14,14 @@ from syncopate_jax.kernel.access import AnyAccess
 from syncopate_jax.kernel.axis_map import AxisMap
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.tiles import TileSpace
+from syncopate_jax.options import Launch
 
 Emitted = Callable[..., Sequence[jax.Array]]
 """``emitted(*operands, platform=..., interpret=...)``: one rank's results, in manual mesh axes.
 
 ``platform`` is ``cpu``, ``tpu``, ``cuda`` or ``rocm``; on ``cpu`` kernels are interpreted, with the
-settings ``interpret``.
+settings ``interpret``. Of a backend that ``folds``, ``shared=[…]`` asks for the results of all ranks
+at once, with a leading rank axis, from operands that have one too unless they are shared.
 """
 
 interpret_settings: ContextVar[Any] = ContextVar("interpret_settings", default=True)
@@ -37,6 +39,7 @@ class Work:
       accesses: which box of each operand a tile touches, for results and bound operands.
       axis_map: which operand each plan tensor is.
       axis_names: mesh axes the ranks run along.
+      launch: what the kernel may use of a device, and how ranks are laid on it.
     """
 
     kernel: PallasKernel
@@ -45,6 +48,7 @@ class Work:
     accesses: Mapping[str, AnyAccess]
     axis_map: AxisMap
     axis_names: tuple[str, ...]
+    launch: Launch = Launch()
 
 
 class Backend(Protocol):
@@ -58,6 +62,10 @@ class Backend(Protocol):
     @property
     def targets(self) -> tuple[str, ...]:
         """Kernel languages it works with."""
+        ...
+
+    def workers(self, launch: Launch, ranks: int) -> int:
+        """Tile executors of a rank, for which the schedule is made."""
         ...
 
     def unsupported_reason(self, work: Work, target: str) -> str | None:

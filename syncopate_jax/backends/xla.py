@@ -15,6 +15,7 @@ from syncopate_jax.backends import stepwise
 from syncopate_jax.backends.buffers import Buffer, place_buffers, result_tensor
 from syncopate_jax.backends.interface import Emitted, Work
 from syncopate_jax.errors import InputError, SyncopateError
+from syncopate_jax.options import Launch
 from syncopate_jax.registry import backends
 
 
@@ -59,8 +60,14 @@ class Xla:
     name = "xla"
     targets = ("tpu", "mosaic_gpu", "triton")
 
+    def workers(self, launch: Launch, ranks: int) -> int:
+        """One executor, which takes all tiles in order."""
+        return 1
+
     def unsupported_reason(self, work: Work, target: str) -> str | None:
         """Why the work cannot be done here; None when it can."""
+        if target not in self.targets:
+            return f"xla works with targets {', '.join(self.targets)}, not {target!r}"
         try:
             place_buffers(work.schedule.plan, work.axis_map, work.kernel.results)
             stepwise.rounds(work.schedule.plan)

@@ -10,7 +10,7 @@ import jax
 from syncopate_jax.errors import InputError
 from syncopate_jax.ops.operands import matmul_like
 from syncopate_jax.ops.spec import Contraction
-from syncopate_jax.options import Options
+from syncopate_jax.options import Launch, Options
 
 _SPECS = {
     ("x", "m"): Contraction("bmk", "kn", "bmn", "all_gather", "lhs", gather="m"),
@@ -33,6 +33,7 @@ def all_gather_matmul(
     plan: Any = None,
     split: int | None = None,
     tiles: Mapping[str, int] | None = None,
+    launch: Launch | None = None,
 ) -> jax.Array:
     """``all_gather(x) @ w`` with the gather overlapped by the product (paper section 6, AG-GEMM).
 
@@ -47,7 +48,7 @@ def all_gather_matmul(
       gathered: ``"x"`` or ``"w"``, the operand that is sharded over the axis.
       dimension: ``"m"``, ``"k"`` or ``"n"``, the dimension along which it is sharded.
       preferred_element_type: dtype of the result; default that of the promoted operands.
-      backend, target, plan, split, tiles: as in ``syncopate_jax.options.Options``.
+      backend, target, plan, split, tiles, launch: as in ``syncopate_jax.options.Options``.
 
     Returns:
       [..., M, N] on every rank.
@@ -62,5 +63,7 @@ def all_gather_matmul(
         raise InputError(
             f"all_gather_matmul: cannot gather {gathered!r} along {dimension!r}; known: {known}"
         )
-    options = Options(backend=backend, target=target, plan=plan, split=split, tiles=tiles)
+    options = Options(
+        backend=backend, target=target, plan=plan, split=split, tiles=tiles, launch=launch
+    )
     return matmul_like("all_gather_matmul", x, w, spec, axis_name, preferred_element_type, options)

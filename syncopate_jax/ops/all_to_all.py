@@ -9,7 +9,7 @@ import jax
 
 from syncopate_jax.ops.operands import matmul_like
 from syncopate_jax.ops.spec import Contraction
-from syncopate_jax.options import Options
+from syncopate_jax.options import Launch, Options
 
 _TO_ROWS = Contraction("bmk", "kn", "bmn", "all_to_all", "lhs", gather="k", scatter="m")
 _TO_COLUMNS = Contraction("bmk", "kn", "bmn", "all_to_all", "out", gather="m", scatter="n")
@@ -26,6 +26,7 @@ def all_to_all_matmul(
     plan: Any = None,
     split: int | None = None,
     tiles: Mapping[str, int] | None = None,
+    launch: Launch | None = None,
 ) -> jax.Array:
     """``all_to_all(x) @ w``: column shards become row shards (paper section 6, A2A-GEMM).
 
@@ -36,7 +37,7 @@ def all_to_all_matmul(
       w: [K, N].
       axis_name: mesh axis, or tuple of mesh axes, whose W ranks take part.
       preferred_element_type: dtype of the result; default that of the promoted operands.
-      backend, target, plan, split, tiles: as in ``syncopate_jax.options.Options``.
+      backend, target, plan, split, tiles, launch: as in ``syncopate_jax.options.Options``.
 
     Returns:
       [..., M/W, N].
@@ -46,7 +47,9 @@ def all_to_all_matmul(
       MeshError: when ``axis_name`` is not bound by a surrounding ``jax.shard_map``.
     """
     spec = _TO_ROWS
-    options = Options(backend=backend, target=target, plan=plan, split=split, tiles=tiles)
+    options = Options(
+        backend=backend, target=target, plan=plan, split=split, tiles=tiles, launch=launch
+    )
     return matmul_like("all_to_all_matmul", x, w, spec, axis_name, preferred_element_type, options)
 
 
@@ -61,6 +64,7 @@ def matmul_all_to_all(
     plan: Any = None,
     split: int | None = None,
     tiles: Mapping[str, int] | None = None,
+    launch: Launch | None = None,
 ) -> jax.Array:
     """``all_to_all(x @ w)``: row shards become column shards (the mirror of A2A-GEMM).
 
@@ -71,7 +75,7 @@ def matmul_all_to_all(
       w: [K, N].
       axis_name: mesh axis, or tuple of mesh axes, whose W ranks take part.
       preferred_element_type: dtype of the result; default that of the promoted operands.
-      backend, target, plan, split, tiles: as in ``syncopate_jax.options.Options``.
+      backend, target, plan, split, tiles, launch: as in ``syncopate_jax.options.Options``.
 
     Returns:
       [..., M, N/W].
@@ -81,5 +85,7 @@ def matmul_all_to_all(
       MeshError: when ``axis_name`` is not bound by a surrounding ``jax.shard_map``.
     """
     spec = _TO_COLUMNS
-    options = Options(backend=backend, target=target, plan=plan, split=split, tiles=tiles)
+    options = Options(
+        backend=backend, target=target, plan=plan, split=split, tiles=tiles, launch=launch
+    )
     return matmul_like("matmul_all_to_all", x, w, spec, axis_name, preferred_element_type, options)

@@ -92,6 +92,7 @@ def _summary(plan: Plan) -> dict[str, object]:
         "initial data": _corners(plan, plan.initial),
         "final data": _corners(plan, plan.goals),
         "set of ranks summed": sorted({goal.ranks for goal in plan.goals}),
+        "reduction": sorted({goal.reduce for goal in plan.goals if goal.ranks}),
     }
 
 

@@ -16,12 +16,15 @@ from syncopate_jax.ops.blocked import Blocked, block
 from syncopate_jax.ops.exchange_plan import plan_for
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
-from syncopate_jax.pallas_kernels import matmul_tpu
+from syncopate_jax.pallas_kernels import contraction_mosaic_gpu, matmul_tpu
 from syncopate_jax.registry import backends, templates
 from syncopate_jax.runtime import mesh
 from syncopate_jax.runtime.operator import Operator
 
-LARGEST_TILE = {"tpu": {"m": 256, "n": 256, "k": 512}}
+LARGEST_TILE = {
+    "tpu": {"m": 256, "n": 256, "k": 512},
+    "mosaic_gpu": {"m": 256, "n": 256, "k": 256},
+}
 
 
 def choose_backend(spec: Contraction, options: Options) -> str:
@@ -96,7 +99,9 @@ def build(
 ) -> tuple[Operator, Blocked]:
     """The operator of a blocked contraction, and the layout of its operands; memoised."""
     target = options.target or "tpu"
-    layout, kernel, plan = prepare(kind, layout, LARGEST_TILE[target], dtype, out_dtype, options)
+    make = prepare_gpu if target == "mosaic_gpu" else prepare
+    layout, kernel, plan = make(kind, layout, LARGEST_TILE[target], dtype, out_dtype, options)
+    launch = options.launched.using(folded=mesh.is_folded(axis_names))
     operator = compiler.compile(
         kernel,
         plan,
@@ -105,6 +110,7 @@ def build(
         backend=options.backend,
         target=target,
         order=options.order,
+        launch=launch,
     )
     return operator, layout
 
@@ -129,6 +135,34 @@ def prepare(
         layout.out,
         layout.extents,
         tiles=tiles,
+        dtype=dtype,
+        out_dtype=out_dtype,
+    )
+    return layout, kernel, plan
+
+
+def prepare_gpu(
+    kind: str,
+    layout: Blocked,
+    largest: Mapping[str, int],
+    dtype: str,
+    out_dtype: str,
+    options: Options,
+) -> tuple[Blocked, PallasKernel, Plan]:
+    """As ``prepare``, for the tensor cores of a GPU: tiles of a fixed size, cut by the edge."""
+    tiles, config = contraction_mosaic_gpu.choose_config(
+        layout.lhs, layout.out, layout.extents, options.tile_sizes, out_dtype
+    )
+    if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
+        layout = layout.ungrouped()
+    moved = dtype if layout.place != "out" else out_dtype
+    plan = plan_for(kind, layout, moved, tiles, options)
+    kernel = contraction_mosaic_gpu.contraction(
+        layout.lhs,
+        layout.rhs,
+        layout.out,
+        layout.extents,
+        config=config,
         dtype=dtype,
         out_dtype=out_dtype,
     )

@@ -10,7 +10,7 @@ import jax
 from syncopate_jax.errors import InputError
 from syncopate_jax.ops.operands import matmul_like
 from syncopate_jax.ops.spec import Contraction
-from syncopate_jax.options import Options
+from syncopate_jax.options import Launch, Options
 
 _SPECS = {
     "m": Contraction("bmk", "kn", "bmn", "reduce_scatter", "out", scatter="m"),
@@ -30,6 +30,7 @@ def matmul_reduce_scatter(
     plan: Any = None,
     split: int | None = None,
     tiles: Mapping[str, int] | None = None,
+    launch: Launch | None = None,
 ) -> jax.Array:
     """``reduce_scatter(x @ w)``, the scatter overlapped by the product (paper section 6, GEMM-RS).
 
@@ -39,7 +40,7 @@ def matmul_reduce_scatter(
       axis_name: mesh axis, or tuple of mesh axes, whose W ranks take part.
       scatter: ``"m"`` or ``"n"``, the dimension of the result that is scattered.
       preferred_element_type: dtype of the result; default that of the promoted operands.
-      backend, target, plan, split, tiles: as in ``syncopate_jax.options.Options``.
+      backend, target, plan, split, tiles, launch: as in ``syncopate_jax.options.Options``.
 
     Returns:
       [..., M/W, N] (or [..., M, N/W]), summed over the ranks; float32 sums if fused.
@@ -51,7 +52,9 @@ def matmul_reduce_scatter(
     spec = _SPECS.get(scatter)
     if spec is None:
         raise InputError(f"matmul_reduce_scatter: scatter must be 'm' or 'n', found {scatter!r}")
-    options = Options(backend=backend, target=target, plan=plan, split=split, tiles=tiles)
+    options = Options(
+        backend=backend, target=target, plan=plan, split=split, tiles=tiles, launch=launch
+    )
     return matmul_like(
         "matmul_reduce_scatter", x, w, spec, axis_name, preferred_element_type, options
     )

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from syncopate_jax.check.report import Report
-from syncopate_jax.errors import PlanError, UnsupportedError
+from syncopate_jax.errors import InputError, PlanError, UnsupportedError
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.access import Access, AnyAccess
 from syncopate_jax.kernel.axis_map import AxisMap
@@ -80,7 +80,7 @@ def build_depgraph(
 
     Raises:
       UnsupportedError: the plan has collectives.
-      InputError: the axis map does not fit plan and operands.
+      InputError: the axis map does not fit plan and operands, or a reduction axis is empty.
       PlanError: an operation waits for a chunk that no tile produces, writes plainly into what
         tiles write, or reduces into a box that they write only in part; all such faults at once.
     """
@@ -88,6 +88,12 @@ def build_depgraph(
         raise UnsupportedError(
             f"plan {plan.name}: a schedule takes transfers only; expand the plan's collectives "
             f"first (pass expand_collectives)"
+        )
+    empty = [axis.name for axis in space.reduction if axis.count == 0]
+    if empty:
+        raise InputError(
+            f"plan {plan.name}: reduction axis {empty[0]} of the tile space has extent 0, so tiles "
+            f"would have no step to run; compute without fusion (backend 'xla')"
         )
     return _Builder(plan, space, frames(plan, axis_map, accesses)).build()
 

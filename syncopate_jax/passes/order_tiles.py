@@ -76,11 +76,11 @@ def order_tiles(
     bundles = _bundles(graph)
     start, finish, event_due = _estimate(graph, bundles)
     ranks, tiles = graph.plan.num_ranks, graph.space.num_tiles
-    ready = np.zeros(ranks * tiles, np.int64)
+    ready: Array = np.zeros(ranks * tiles, np.int64)
     arrived = np.zeros(bundles.tiles.count, np.int64)
     np.maximum.at(arrived, bundles.of_op, finish[bundles.op])
     np.maximum.at(ready, bundles.tiles.items, arrived[bundles.tiles.owner])
-    due = np.full(ranks * tiles, NEVER)
+    due: Array = np.full(ranks * tiles, NEVER)
     np.minimum.at(due, graph.events.items, event_due[graph.events.owner])
     ready, due = ready.reshape(ranks, tiles), due.reshape(ranks, tiles)
     chunk = np.zeros((ranks, tiles), np.int64) if inter == "natural" else _dense(ready, due)
@@ -236,6 +236,7 @@ def _sorted_tiles(space: TileSpace, chunk: Array, intra: str, group: int) -> Arr
     np.minimum.at(first, flat, row)
     row = row - first[flat]
     rank = np.repeat(np.arange(ranks), tiles)
+    keys: tuple[Array, ...]
     if intra == "grouped":
         keys = (row % group, column, row // group, batch, chunk.ravel(), rank)
     else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncopate_jax.kernel.access import Access, AnyAccess
+from syncopate_jax.kernel.access import Access, AnyAccess, BoxAccess
 from syncopate_jax.kernel.tiles import TileSpace
 
 Array = np.ndarray
@@ -85,8 +85,10 @@ def touched(access: AnyAccess, space: TileSpace, lo: Array, hi: Array) -> Touche
     both = np.concatenate([lo, np.maximum(hi, lo)], axis=1)
     known, which = np.unique(both, axis=0, return_inverse=True)
     low, high = np.split(known, 2, axis=1)
-    find = _along_axes if isinstance(access, Access) else _box_by_box
-    found = find(access, space, low, high)
+    if isinstance(access, Access):
+        found = _along_axes(access, space, low, high)
+    else:
+        found = _box_by_box(access, space, low, high)
     owner, entry = Sets.of(found.box, np.arange(len(found.box)), len(known)).expand(
         which.reshape(-1)
     )
@@ -143,7 +145,7 @@ def _grid_sets(ranges: list[Range]) -> tuple[Sets, Array | None]:
     return Sets.of(owner, linear, len(known)), which.reshape(-1)
 
 
-def _box_by_box(access: AnyAccess, space: TileSpace, lo: Array, hi: Array) -> Touched:
+def _box_by_box(access: BoxAccess, space: TileSpace, lo: Array, hi: Array) -> Touched:
     low, high = access.boxes(space)
     sides = np.concatenate([low, high], axis=2).reshape(-1, 2 * low.shape[2])
     known, which = np.unique(sides, axis=0, return_inverse=True)
@@ -161,16 +163,15 @@ def _box_by_box(access: AnyAccess, space: TileSpace, lo: Array, hi: Array) -> To
             entries.append(
                 (box, _number(tile_sets, tiles[group.reshape(-1) == i]), _number(step_sets, mask))
             )
-    box, tiles, steps = np.array(entries, np.int64).reshape(-1, 3).T
+    which_box, which_tiles, which_steps = np.array(entries, np.int64).reshape(-1, 3).T
     sets = [items for _, items in tile_sets.values()]
     ends = np.cumsum([0, *(len(items) for items in sets)])
-    masks = [mask for _, mask in step_sets.values()]
     return Touched(
-        box,
-        tiles,
-        steps,
+        which_box,
+        which_tiles,
+        which_steps,
         Sets(ends, np.concatenate([np.zeros(0, np.int64), *sets])),
-        np.array(masks, bool).reshape(-1, space.num_steps),
+        np.array([mask for _, mask in step_sets.values()], bool).reshape(-1, space.num_steps),
     )
 
 

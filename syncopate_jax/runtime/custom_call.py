@@ -67,6 +67,7 @@ class _Call:
     ordered: bool
     impl: Callable[..., Sequence[jax.Array]] = field(compare=False)
     batch: BatchRule | None = field(compare=False)
+    fold: BatchRule | None = field(compare=False)
 
     def __repr__(self) -> str:
         return f"{self.name}[{','.join(self.axis_names)}]"
@@ -81,6 +82,7 @@ def fused_call(
     invariant_over: tuple[str, ...] = (),
     key: Hashable = None,
     batch: BatchRule | None = None,
+    fold: BatchRule | None = None,
     ordered: bool | None = None,
 ) -> tuple[jax.Array, ...]:
     """Run a kernel that communicates over mesh axes as one operation.
@@ -98,6 +100,7 @@ def fused_call(
         vary over the axes that any argument varies over and over the other ``axis_names``.
       key: hashable that is equal for two calls only if they do the same; default ``impl`` itself.
       batch: how to do a whole batch in one call; without it ``vmap`` runs one call after another.
+      fold: how to do all ranks in one call, where they are rows of a ``vmap`` over ``axis_names``.
       ordered: keep calls in program order; default: if the surrounding mesh is of CPU devices.
 
     Returns:
@@ -124,6 +127,7 @@ def fused_call(
         ordered=mesh.platform() == "cpu" if ordered is None else ordered,
         impl=impl,
         batch=batch,
+        fold=fold,
     )
     return tuple(_fused_call_p.bind(*args, call=call))
 
@@ -195,11 +199,20 @@ def _run_eagerly(*args: jax.Array, call: _Call) -> Sequence[jax.Array]:
 
 
 def _batch(
-    args: Sequence[jax.Array], dims: Sequence[int | None], *, call: _Call
+    axis_data: Any, args: Sequence[jax.Array], dims: Sequence[int | None], *, call: _Call
 ) -> tuple[Sequence[jax.Array], Sequence[int]]:
     batched = tuple(dim is not None for dim in dims)
     args = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims, strict=True)]
-    size = next(a.shape[0] for a, is_batched in zip(args, batched, strict=True) if is_batched)
+    size = axis_data.size
+    if axis_data.name in call.axis_names:
+        if call.fold is None or call.axis_names != (axis_data.name,):
+            raise UnsupportedError(
+                f"{call.name}: its ranks along {', '.join(map(repr, call.axis_names))} are rows of "
+                f"a vmap over {axis_data.name!r}; this kernel needs a device a rank: use "
+                "jax.shard_map, or backend 'xla'"
+            )
+        outs = tuple(call.fold(axis_data.size, batched, *args))
+        return outs, (0,) * len(outs)
     if call.batch is not None:
         outs = tuple(call.batch(size, batched, *args))
         return outs, (0,) * len(outs)
@@ -274,7 +287,7 @@ def _refuse_jvp(primals: Any, tangents: Any, *, call: _Call) -> Any:
     )
 
 
-batching.primitive_batchers[_fused_call_p] = _batch
+batching.fancy_primitive_batchers[_fused_call_p] = _batch
 ad.primitive_jvps[_fused_call_p] = _refuse_jvp
 for _platform in ("cpu", "tpu", "cuda", "rocm"):
     mlir.register_lowering(

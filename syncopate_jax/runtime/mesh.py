@@ -44,6 +44,8 @@ def require_bound(axis_names: Sequence[str], *, caller: str) -> None:
       MeshError: an axis is not bound, or the surrounding ``shard_map`` left axes to the compiler:
         one kernel launch spans every device of the mesh, so all of its axes must be manual.
     """
+    if is_folded(axis_names):
+        return
     mesh = jax.sharding.get_abstract_mesh()
     manual = tuple(mesh.manual_axes)
     missing = [name for name in axis_names if name not in manual]
@@ -60,6 +62,18 @@ def require_bound(axis_names: Sequence[str], *, caller: str) -> None:
             f"one launch spans all devices, so axis {', '.join(map(repr, left))} must be manual "
             "too: leave out axis_names= and name every mesh axis in the specs"
         )
+
+
+def is_folded(axis_names: Sequence[str]) -> bool:
+    """Whether the ranks are rows of a ``jax.vmap`` with an axis name, all on one device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not axis_names or any(name in mesh.axis_names for name in axis_names):
+        return False
+    try:
+        ranks(axis_names)
+    except NameError:
+        return False
+    return True
 
 
 def ranks(axis_names: Sequence[str]) -> int:

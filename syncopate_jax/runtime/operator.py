@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 
 from syncopate_jax.backends.buffers import Buffers, place_buffers, result_tensor
-from syncopate_jax.backends.interface import Backend, Work, interpret_settings
+from syncopate_jax.backends.interface import Backend, Emitted, Work, interpret_settings
 from syncopate_jax.errors import InputError
 from syncopate_jax.runtime import custom_call, mesh
 
@@ -54,7 +55,33 @@ class Operator:
                 name=name,
                 invariant_over=work.axis_names if self._same_on_every_rank() else (),
                 key=(self, interpret),
+                fold=functools.partial(self._fold, emitted) if work.launch.folded else None,
             )
+        )
+
+    def _fold(
+        self, emitted: Emitted, size: int, batched: Sequence[bool], *operands: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        """The results of all ranks, from operands with a leading rank axis or shared ones."""
+        moved = {b.operand for b in self.work.axis_map.bindings}
+        shared = [
+            not has and name not in moved
+            for name, has in zip(self.work.kernel.operands, batched, strict=True)
+        ]
+        spread = [
+            x if has or one else jnp.broadcast_to(x, (size, *x.shape))
+            for x, has, one in zip(operands, batched, shared, strict=True)
+        ]
+        types = [
+            jax.ShapeDtypeStruct((size, *t.shape), t.dtype) for t in self.result_types()
+        ]
+        return custom_call.fused_call(
+            functools.partial(emitted, interpret=interpret_settings.get(), shared=shared),
+            *spread,
+            out_types=types,
+            axis_names=(),
+            name=f"{self.name}_folded",
+            key=(self, tuple(shared), interpret_settings.get()),
         )
 
     @property

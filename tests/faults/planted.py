@@ -95,14 +95,15 @@ def start_before_the_tile_is_stored(schedule: Schedule, sequences: list[Sequence
 @contextlib.contextmanager
 def wrong_arrival_number() -> Iterator[None]:
     """Rank 0's first copy raises the semaphore of another copy to the same rank."""
-    honest = dma_tables._Coder._encode
+    honest = dma_tables.Coder._encode
 
-    def encode(self: dma_tables._Coder, rank: int, code: int, row: int) -> list[int]:
+    def encode(self: dma_tables.Coder, rank: int, code: int, row: int) -> list[int]:
         fields = honest(self, rank, code, row)
         if code == START and row == 0:
+            assert self.num_arrivals > 1, "the operator has no place for this fault"
             fields[1] = (fields[1] + 1) % self.num_arrivals
         return fields
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dma_tables._Coder, "_encode", encode)
+        patch.setattr(dma_tables.Coder, "_encode", encode)
         yield

@@ -56,8 +56,9 @@ def test_fault_is_seen(fault: str, kind: str) -> None:
     "kind", [pytest.param(k, marks=[] if k == "gather_x_m" else pytest.mark.slow) for k in KINDS]
 )
 def test_wrong_arrival_number_is_seen(kind: str) -> None:
+    arrays = cases.operands(1, 6, 6, 6)
     with planted.wrong_arrival_number():
-        found = guarded.what_is_wrong(BY_NAME[kind], 2, small(), timeout=4.0)
+        found = guarded.what_is_wrong(BY_NAME[kind], 3, arrays, timeout=4.0)
     assert found, f"a wrong semaphore in {kind} went unnoticed"
 
 

@@ -23,6 +23,7 @@ from syncopate_jax.ops import (
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
+from syncopate_jax.plans.reduce_scatter_direct import reduce_scatter_direct
 from tests.ops import cases
 from tests.ops.cases import CASES, Case
 
@@ -245,6 +246,12 @@ PLANS = [
 def test_plans_of_another_exchange(plan: Any, text: str) -> None:
     with refused(text):
         local(all_gather_matmul, X, W, backend="remote_dma", plan=plan)
+
+
+def test_plans_of_another_reduction() -> None:
+    plan = reduce_scatter_direct(2, (2, 1, 2, 6), dtype="float32", split_axis=2, reduce="max")
+    with refused("its reduction is ['max'], this reduce_scatter needs ['sum']; start from"):
+        local(matmul_reduce_scatter, X, W, backend="remote_dma", plan=plan)
 
 
 def test_a_plan_may_be_the_users_own() -> None:

@@ -1,4 +1,4 @@
-"""No operator has a race, hangs or leaves a semaphore counting, however late or early copies are."""
+"""No operator races, hangs or leaves a semaphore counting, however late or early copies are."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from syncopate_jax.kernel.tiles import Axis, TileSpace
 from syncopate_jax.registry import templates
 
 Array = np.ndarray
-N = 4
+N = 4  # columns of w
 
 
 @dataclass(frozen=True)
