@@ -86,8 +86,6 @@ def match(node: Node, place: Place) -> Swap | str:
     """The operator for a collective and the dot beside it, or why there is none."""
     if node.params.get("axis_index_groups") is not None:
         return "it runs in groups of ranks (axis_index_groups), which no operator does"
-    if len(node.inputs) != 1:
-        return f"it moves {len(node.inputs)} arrays at once"
     if node.name not in ("all_gather", "all_to_all", *SUMS):
         return f"no operator does a {node.name}"
     names = node.params.get("axis_name", node.params.get("axes"))
@@ -115,14 +113,14 @@ def match(node: Node, place: Place) -> Swap | str:
 
 def _tracked_axes(value: Value) -> frozenset[str]:
     """Axes along which a value truly differs: before it was cast to vary."""
-    while value.node is not None and value.node.name in ("pvary", "pcast", *_SHAPING):
+    while value.node is not None and value.node.name in (*steps.CASTS, *_SHAPING):
         value = value.node.inputs[0]
     if value.node is not None and value.node.name == "dot_general":
         return _tracked_axes(value.node.inputs[0]) | _tracked_axes(value.node.inputs[1])
     return varying(value)
 
 
-_SHAPING = ("reshape", "squeeze", "expand_dims", "transpose", "convert_element_type")
+_SHAPING = (*steps.RESHAPES, "transpose", "convert_element_type")
 
 
 def _read(node: Node, names: tuple[str, ...], ranks: int, *, into: bool) -> _Exchange:
@@ -230,7 +228,7 @@ def _into(node: Node, names: tuple[str, ...], ranks: int, place: Place) -> Swap 
         user = value.node
         if user is None:
             return "what it moves is not made by a dot here"
-        if user.name != "dot_general" and len(user.outputs) != 1:
+        if len(user.outputs) != 1 or not user.inputs:
             return f"what it moves is made by {user.name}, not by a dot"
         if reason := _one_use(value):
             return f"the dot's result must go into it alone, but {reason}"
@@ -257,10 +255,12 @@ def _into(node: Node, names: tuple[str, ...], ranks: int, place: Place) -> Swap 
                 return step
             done.insert(0, step)
         else:
+            if user.name not in (*steps.RESHAPES, *steps.CASTS, "transpose"):
+                return f"what it moves is made by {user.name}, not by a dot"
             value_before = user.inputs[0]
             moved = steps.follow(user, value_before, layout, backward=True)
             if isinstance(moved, str):
-                return f"what it moves is not made by a dot alone: {moved}"
+                return moved
             layout = moved.layout
             if moved.step:
                 done.insert(0, moved.step)
