@@ -97,9 +97,7 @@ def _compile(cxx: str, include: str, path: Path) -> None:
     partial = path.with_suffix(f".{os.getpid()}")
     command = [cxx, *FLAGS, "-isystem", include, "-o", str(partial), str(SOURCE), "-ldl"]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         if done.returncode:
             raise UnsupportedError(
                 f"the copy engine's handlers did not compile (exit {done.returncode}): "
