@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -87,8 +88,22 @@ def test_fused_with_gradients_over_more_ranks(case: Case, ranks: int) -> None:
 
 
 def test_fused_on_one_rank() -> None:
-    assert_as_exact_as_unfused(BY_NAME["gather_x_m"], 1, small(1), gradients=False)
-    assert_as_exact_as_unfused(BY_NAME["scatter_m"], 1, small(1), gradients=False)
+    for name in ("gather_x_m", "all_reduce"):
+        assert_as_exact_as_unfused(BY_NAME[name], 1, small(1))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("backend", ["xla", "remote_dma"])
+@each_case
+def test_types_on_one_rank(case: Case, backend: str, check_vma: bool) -> None:
+    """Arguments that are, and are not, known to vary over an axis of one rank."""
+    x, w, ct = small(1)
+    mesh = cases.ranks_mesh(1)
+    options = {"backend": backend, "check_vma": check_vma}
+    for one in (case, dataclasses.replace(case, x=None, w=None)):
+        fn = cases.sharded(one, mesh, **options)
+        found = jax.eval_shape(lambda x, w, fn=fn: (fn(x, w), *jax.vjp(fn, x, w)[1](ct)), x, w)
+        assert [a.shape for a in found] == [ct.shape, x.shape, w.shape]
 
 
 @pytest.mark.slow
