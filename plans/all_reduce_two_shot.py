@@ -84,7 +84,11 @@ def all_reduce_two_shot(
         num_ranks=cut.num_ranks,
         tensors=(Tensor(tensor, cut.shape, dtype, per_rank=True), Tensor(out, cut.shape, dtype)),
         initial=partial_regions(cut, tensor, produced),
-        goals=tuple(Goal(r, out, cut.full, tensor, ranks=ranks) for r in ranks if cut.full.size),
+        goals=tuple(
+            Goal(r, out, cut.full, tensor, ranks=ranks, reduce=reduce)
+            for r in ranks
+            if cut.full.size
+        ),
         columns=join(phases).columns(),
         channels=(channel,),
         origins=(origin,),

@@ -250,7 +250,7 @@ class _Maker:
                 yield from self._blocks(team, place, box)
             elif self.reduce != "none":
                 source = self.source if self.target != self.source else ""
-                yield Goal(rank, self.target, box, source, ranks=team)
+                yield Goal(rank, self.target, box, source, ranks=team, reduce=self.reduce)
             else:
                 yield Goal(rank, self.target, box)
 

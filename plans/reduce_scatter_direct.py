@@ -52,7 +52,7 @@ def reduce_scatter_direct(
     cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis)
     moves = reduce_direct(where, mode, cut, reduction(where, reduce), produced)
     ranks = tuple(range(cut.num_ranks))
-    goals = (Goal(r, tensor, box, ranks=ranks) for r, box in enumerate(cut.boxes()))
+    goals = (Goal(r, tensor, box, ranks=ranks, reduce=reduce) for r, box in enumerate(cut.boxes()))
     origin = origin_text(
         NAME,
         num_ranks=num_ranks,

@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from syncopate_jax.backends.interface import Backend, Work
 from syncopate_jax.check.verify import check
 from syncopate_jax.check.verify_schedule import check_schedule
-from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.axis_map import AxisMap
 from syncopate_jax.kernel.local import PallasKernel
-from syncopate_jax.options import Launch
+from syncopate_jax.options import ORDERS, Launch
 from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.passes.schedule_plan import schedule_plan
 from syncopate_jax.passes.split_chunks import split_chunks
 from syncopate_jax.registry import backends
-from syncopate_jax.runtime import device
+from syncopate_jax.runtime import device, mesh
 from syncopate_jax.runtime.operator import Operator
 
 
@@ -59,13 +59,16 @@ def compile(
       PlanError: the plan or its schedule does not verify; all findings at once.
       InputError: an argument does not fit; UnsupportedError: no backend can do it, with reasons.
     """
+    names = mesh.axis_tuple(axis_name, caller="compile")
+    if order not in ORDERS:
+        raise InputError(f"compile: order needs one of {', '.join(ORDERS)}, found {order!r}")
     axis_map = AxisMap.of(axis_map)
     check(plan)
     plan = expand_collectives(plan)
     plan = split_chunks(plan, split, split_axis)
     space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel))
     axis_map.check(plan, accesses)
-    names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    _check_dtypes(plan, axis_map, kernel)
     launch = _on_device(launch or Launch(), target)
 
     @functools.cache
@@ -106,7 +109,27 @@ def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[st
             continue
         boxes = [g.box for g in plan.goals if g.tensor == binding.tensor]
         boxes = boxes or [r.box for r in plan.initial if r.tensor == binding.tensor]
-        dims = axis_map.dims(binding, len(plan.tensor(binding.tensor).shape))
+        shape = plan.tensor(binding.tensor).shape
+        dims = axis_map.dims(binding, len(shape))
+        if sorted(dims) != list(range(len(shape))):
+            raise InputError(
+                f"axis map: dims {dims} of tensor {binding.tensor} {shape} must name each of its "
+                f"{len(shape)} dimensions once"
+            )
         extents = [max((box.shape[d] for box in boxes), default=0) for d in range(len(dims))]
         shapes[binding.operand] = tuple(extents[dims.index(d)] for d in range(len(dims)))
     return shapes
+
+
+def _check_dtypes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> None:
+    """A bound result has its tensor's dtype; operands are checked when the operator is called."""
+    outs = dict(zip(kernel.results, kernel.out_shape, strict=True))
+    for binding in axis_map.bindings:
+        wanted = plan.tensor(binding.tensor).dtype
+        if binding.operand in outs and str(outs[binding.operand].dtype) != wanted:
+            found = outs[binding.operand].dtype
+            raise InputError(
+                f"plan {plan.name}: tensor {binding.tensor} is {wanted}, but result "
+                f"{binding.operand} of kernel {kernel.name} is {found}; make the plan with "
+                f"dtype={str(found)!r}"
+            )

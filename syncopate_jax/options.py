@@ -60,7 +60,8 @@ class Options:
         results are added it is lowered to the next number that gives whole tiles.
       tiles: tile sizes by letter (``{"m": 128, "n": 128, "k": 64}``), in elements, kept as sorted
         pairs; letters left out take the target's default.
-      order: order of the tiles inside a chunk: ``natural``, ``grouped`` or ``snake``.
+      order: order of the tiles inside a chunk: ``natural``, ``grouped`` or ``snake``; None: the
+        target's usual.
       launch: of GPU kernels.
     """
 
@@ -69,10 +70,13 @@ class Options:
     plan: Any = None
     split: int | None = None
     tiles: Mapping[str, int] | tuple[tuple[str, int], ...] | None = ()
-    order: str = "natural"
+    order: str | None = None
     launch: Launch | None = None
 
     def __post_init__(self) -> None:
+        for name, asked in (("backend", self.backend), ("target", self.target)):
+            if not isinstance(asked, str) and (name, asked) != ("target", None):
+                raise InputError(f"{name}: needs a name, found {asked!r}")
         object.__setattr__(self, "launch", self.launch or Launch())
         if self.split is not None and not _is_count(self.split):
             raise InputError(f"split: needs an integer of at least 1 or None, found {self.split!r}")
@@ -87,7 +91,7 @@ class Options:
             if not _is_count(size):
                 raise InputError(f"tiles: {letter} needs an integer of at least 1, found {size!r}")
         object.__setattr__(self, "tiles", tuple(sorted(tiles.items())))
-        if self.order not in ORDERS:
+        if self.order is not None and self.order not in ORDERS:
             raise InputError(f"order: needs one of {', '.join(ORDERS)}, found {self.order!r}")
 
     @property

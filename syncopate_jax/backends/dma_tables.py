@@ -1,152 +1,32 @@
-"""The tables of the ``remote_dma`` backend: buffers, blocks and instructions as one int32 vector.
-
-Everything that differs between ranks is in the vector (one row a rank, padded to the longest);
-everything that the program's text needs, such as shapes, is the same on all ranks.
-"""
+"""Makes the tables of the ``remote_dma`` backend from a schedule and a local kernel."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
 
-from syncopate_jax.backends.buffers import Buffer, Buffers, place_buffers, result_tensor
-from syncopate_jax.backends.in_order import SENT, START, WAIT, sequence
+from syncopate_jax.backends.buffers import Buffers, place_buffers, result_tensor
+from syncopate_jax.backends.dma_code import Coder
+from syncopate_jax.backends.dma_layout import (
+    LANDING,
+    Block,
+    BlockTable,
+    Layout,
+    Placed,
+    Program,
+    Section,
+)
+from syncopate_jax.backends.in_order import START, WAIT, sequence
 from syncopate_jax.backends.interface import Work
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.kernel.local import block_shape
 
-Key = tuple[str, str]
-LANDING = "landing"
+# Kernels with equal identifiers share a barrier semaphore; consecutive ones should differ.
 _COLLECTIVE_IDS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Part of the vector: rows of ``width`` integers from ``offset`` on."""
-
-    offset: int
-    width: int
-
-    def get(self, table: Any, row: Any, column: int) -> Any:
-        """Entry ``column`` of ``row``."""
-        return table[self.offset + row * self.width + column]
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """Instructions by point: those of point i are ``[start[i], start[i + 1])`` of the code."""
-
-    start: Section
-    empty: bool
-
-    def bounds(self, table: Any, at: Any) -> tuple[Any, Any]:
-        """First and past-last instruction of point ``at``."""
-        return self.start.get(table, at, 0), self.start.get(table, at + 1, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """One kind of instruction: what differs in the program's text."""
-
-    code: int
-    src: Key
-    dst: Key
-    shape: tuple[int, ...]
-    remote: bool
-
-    def sides(self, layout: Layout) -> tuple[tuple[Key, int, int], ...]:
-        """(buffer, first field of its offsets, number of offsets) of source and destination."""
-        sizes = [len(layout.by_key[key].padded) for key in (self.src, self.dst)]
-        return (self.src, 4, sizes[0]), (self.dst, 4 + layout.ndim, sizes[1])
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A buffer with the shape it is given.
-
-    Attributes:
-      padded: extents grown to whole blocks (and a leading landing number for landings).
-      shape: extents without padding.
-      operand: the kernel's operand or result it belongs to, or empty.
-    """
-
-    key: Key
-    kind: str
-    shape: tuple[int, ...]
-    padded: tuple[int, ...]
-    dtype: Any
-    operand: str
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """On-chip memory for one block of a communicated operand, squeezed dimensions left out."""
-
-    name: str
-    block: tuple[int, ...]
-    dtype: Any
-
-
-@dataclass(frozen=True, slots=True)
-class BlockTable:
-    """Where an operand's blocks are, by point: a flag or choice, then an offset a dimension."""
-
-    name: str
-    keys: tuple[Key, ...]
-    sizes: tuple[int | None, ...]
-    table: Section
-
-    @property
-    def key(self) -> Key:
-        return self.keys[0]
-
-
-@dataclass(slots=True)
-class Layout:
-    """All that the kernel's text needs; see the attributes' types."""
-
-    table: np.ndarray
-    buffers: list[Placed]
-    inputs: dict[str, int]
-    bound: frozenset[str]
-    results: dict[str, Key]
-    blocks: list[Block]
-    loads: dict[str, BlockTable]
-    stores: dict[str, BlockTable]
-    landings: BlockTable | None
-    addends: Program
-    tile: Section
-    step: Section
-    step_counts: tuple[int, ...]
-    reduction_axes: tuple[int, ...]
-    code: Section
-    branches: list[Branch]
-    before: Program
-    epilogue: Program
-    after: Program
-    end: Program
-    num_arrivals: int
-    num_sends: int
-    ndim: int
-    collective_id: int
-    by_key: dict[Key, Placed] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.by_key = {b.key: b for b in self.buffers}
-
-    def visits(self, step: Any) -> list[Any]:
-        """How often each reduction axis has been advanced at step position ``step``."""
-        visits = []
-        for count in reversed(self.step_counts):
-            visits.append(lax.rem(step, count))
-            step = lax.div(step, count)
-        return visits[::-1]
 
 
 def lay_out(work: Work) -> Layout:
@@ -394,7 +274,7 @@ class _LayoutMaker:
 
     def _programs(self, placed: list[Placed]) -> dict[str, Any]:
         ndim = max(len(b.padded) for b in placed)
-        coder = _Coder(self, ndim)
+        coder = Coder(self.schedule, self.places, ndim)
         for rank, found in enumerate(sequence(self.schedule)):
             fills = coder.fills(rank)
             found.before[0] = self._with_fills(found.before[0], fills)
@@ -442,108 +322,6 @@ class _LayoutMaker:
         return section
 
 
-class _Coder:
-    """Turns (code, row) into fields; rows past the plan's are copies of a rank's own data."""
-
-    def __init__(self, maker: _LayoutMaker, ndim: int):
-        self.maker, self.ndim = maker, ndim
-        columns = maker.plan.columns
-        self.columns = columns
-        self.branches: list[Branch] = []
-        self.code: list[list[list[int]]] = [[] for _ in range(maker.ranks)]
-        self._starts: dict[str, list[list[int]]] = {}
-        self.read = [key[0] for key in maker.places.items if key[1] == "input"]
-        self.arrival = _number(columns.dst_rank, maker.ranks)
-        self.send = _number(columns.rank, maker.ranks)
-        arrivals = np.bincount(columns.dst_rank, minlength=maker.ranks).max(initial=0)
-        self.first_fill = int(arrivals)
-        self.num_arrivals = max(self.first_fill + len(self.read), 1)
-        self.num_sends = max(int(np.bincount(columns.rank, minlength=1).max(initial=0)), 1)
-
-    def fills(self, rank: int) -> list[int]:
-        """Pseudo rows for tensors whose own data must move from the input into place."""
-        out = []
-        for i, tensor in enumerate(self.read):
-            lo, hi = self._fill_box(rank, tensor)
-            if np.all(lo < hi):
-                out.append(self.columns.n + i)
-        return out
-
-    def _fill_box(self, rank: int, tensor: str) -> tuple[np.ndarray, np.ndarray]:
-        items = self.maker.places.items
-        own, held = items[tensor, "input"], items[tensor, "gathered"]
-        return np.maximum(own.lo[rank], held.lo[rank]), np.minimum(own.hi[rank], held.hi[rank])
-
-    def add(self, rank: int, name: str, points: list[list[tuple[int, int]]]) -> None:
-        starts = []
-        for point in points:
-            starts.append(len(self.code[rank]))
-            self.code[rank] += [self._encode(rank, *instruction) for instruction in point]
-        self._starts.setdefault(name, []).append([*starts, len(self.code[rank])])
-
-    def programs(self) -> dict[str, tuple[list[list[int]], bool]]:
-        """Per section the starts of every rank and whether any rank has an instruction in it."""
-        return {
-            name: (starts, any(s[0] != s[-1] for s in starts))
-            for name, starts in self._starts.items()
-        }
-
-    def _encode(self, rank: int, code: int, row: int) -> list[int]:
-        if row >= self.columns.n:
-            return self._encode_fill(rank, code, row)
-        c, places = self.columns, self.maker.places
-        src_rank, dst_rank = int(c.src_rank[row]), int(c.dst_rank[row])
-        source = places.source(row)
-        src_ndim, dst_ndim = source.lo.shape[1], self._dst_ndim(row)
-        src = c.src_lo[row, :src_ndim] - source.lo[src_rank]
-        if c.reduce[row]:
-            number = int(self.maker.schedule.landing[row])
-            dst_key = (self.maker.plan.tensors[c.dst_tensor[row]].name, LANDING)
-            dst = np.array([number, *[0] * dst_ndim])
-        else:
-            target = places.destination(row)
-            dst_key = (target.tensor, target.kind)
-            dst = c.dst_lo[row, :dst_ndim] - target.lo[dst_rank]
-        shape = tuple((c.dst_hi[row, :dst_ndim] - c.dst_lo[row, :dst_ndim]).tolist())
-        branch = Branch(
-            code, (source.tensor, source.kind), dst_key, shape, remote=src_rank != dst_rank
-        )
-        head = [self._branch(branch), self.arrival[row], self.send[row], dst_rank]
-        return [*head, *self._pad(src), *self._pad(dst)]
-
-    def _encode_fill(self, rank: int, code: int, row: int) -> list[int]:
-        tensor = self.read[row - self.columns.n]
-        items = self.maker.places.items
-        lo, hi = self._fill_box(rank, tensor)
-        branch = Branch(
-            code, (tensor, "input"), (tensor, "gathered"), tuple((hi - lo).tolist()), remote=False
-        )
-        head = [self._branch(branch), self.first_fill + row - self.columns.n, 0, rank]
-        src, dst = (lo - items[tensor, kind].lo[rank] for kind in ("input", "gathered"))
-        return [*head, *self._pad(src), *self._pad(dst)]
-
-    def _dst_ndim(self, row: int) -> int:
-        return len(self.maker.plan.tensors[self.columns.dst_tensor[row]].shape)
-
-    def _branch(self, branch: Branch) -> int:
-        if branch not in self.branches:
-            self.branches.append(branch)
-        return self.branches.index(branch)
-
-    def _pad(self, offsets: np.ndarray) -> list[int]:
-        return [*offsets.tolist(), *[0] * (self.ndim - len(offsets))]
-
-
-def _number(rank: np.ndarray, ranks: int) -> list[int]:
-    """Position of every row among the rows of the same rank."""
-    seen = [0] * ranks
-    out = []
-    for r in rank.tolist():
-        out.append(seen[r])
-        seen[r] += 1
-    return out
-
-
 def _stack(rows: list[list[list[int]]], width: int) -> np.ndarray:
     """[ranks, longest, width] with shorter ranks padded by zeros."""
     longest = max((len(row) for row in rows), default=0)
@@ -552,6 +330,3 @@ def _stack(rows: list[list[list[int]]], width: int) -> np.ndarray:
         if row:
             out[rank, : len(row)] = row
     return out
-
-
-__all__ = ["SENT", "START", "WAIT", "Branch", "Buffer", "Layout", "Program", "lay_out"]

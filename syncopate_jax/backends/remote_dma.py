@@ -20,7 +20,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from syncopate_jax.backends import dma_tables
-from syncopate_jax.backends.dma_tables import SENT, START, WAIT, Layout
+from syncopate_jax.backends.dma_layout import BlockTable, Branch, Layout, Program
+from syncopate_jax.backends.in_order import SENT, START, WAIT
 from syncopate_jax.backends.interface import Emitted, Work
 from syncopate_jax.backends.peers import peer_id
 from syncopate_jax.errors import SyncopateError
@@ -186,7 +187,6 @@ class _Kernel:
                 barrier,
                 1,
                 device_id=peer_id(self.work.axis_names, rank),
-                device_id_type=pl.DeviceIdType.MESH,
             )
         pl.semaphore_wait(barrier, self._ranks)
 
@@ -225,7 +225,7 @@ class _Refs:
         results = [self.blocks[n] if n in bound else self.outputs[n] for n in local.results]
         return [*operands, *results, *self.user]
 
-    def run(self, section: dma_tables.Program, at: jax.Array) -> None:
+    def run(self, section: Program, at: jax.Array) -> None:
         """Runs the instructions of point ``at``."""
         if section.empty:
             return
@@ -238,7 +238,7 @@ class _Refs:
         lo, hi = section.bounds(self.table, at)
         lax.fori_loop(lo, hi, one, None)
 
-    def _instruction(self, branch: dma_tables.Branch, i: jax.Array) -> None:
+    def _instruction(self, branch: Branch, i: jax.Array) -> None:
         code, table = self.layout.code, self.table
         arrival, send, peer = (code.get(table, i, field) for field in (1, 2, 3))
         src, dst = (
@@ -252,7 +252,6 @@ class _Refs:
                 self.sent.at[send],
                 self.arrived.at[arrival],
                 device_id=peer_id(self.kernel.work.axis_names, peer),
-                device_id_type=pl.DeviceIdType.MESH,
             )
             {START: copy.start, WAIT: copy.wait_recv, SENT: copy.wait_send}[branch.code]()
         else:
@@ -303,7 +302,7 @@ class _Refs:
 
         return {"addend": total} if work.kernel.has_addend else {}
 
-    def _block(self, entry: dma_tables.BlockTable, at: jax.Array, key: tuple[str, str]) -> jax.Ref:
+    def _block(self, entry: BlockTable, at: jax.Array, key: tuple[str, str]) -> jax.Ref:
         """A whole block of a buffer; squeezed dimensions are indexed away."""
         where = []
         for d, size in enumerate(entry.sizes):

@@ -66,6 +66,8 @@ class Xla:
 
     def unsupported_reason(self, work: Work, target: str) -> str | None:
         """Why the work cannot be done here; None when it can."""
+        if target not in self.targets:
+            return f"xla works with targets {', '.join(self.targets)}, not {target!r}"
         try:
             place_buffers(work.schedule.plan, work.axis_map, work.kernel.results)
             stepwise.rounds(work.schedule.plan)

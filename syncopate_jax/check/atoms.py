@@ -7,6 +7,7 @@ and destination of every movement consist of equally many atoms of equal shapes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ Array = np.ndarray
 MAX_ROUNDS = 64
 """Rounds of carrying cuts after which every element is cut from the next."""
 MAX_CUTS = 1 << 24
+MAX_CELLS = 1 << 40
+"""Atoms of all tensors; with some 2^20 ranks, locations still fit into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +51,12 @@ class Grid:
             self.base[:, d] = np.searchsorted(cuts, ids * self.stride[d])
             self.cells[:, d] = np.searchsorted(cuts, (ids + 1) * self.stride[d]) - self.base[:, d]
             self.cells[:, d] -= 1
+        total = sum(math.prod(extents) for extents in self.cells.tolist())
+        if total > MAX_CELLS:
+            raise UnsupportedError(
+                f"the boxes cut the tensors into {total} atoms, more than the {MAX_CELLS} that "
+                "are numbered; align the boxes of different operations"
+            )
         volume = np.prod(self.cells, axis=1)
         self.offset = np.cumsum(volume) - volume
         self.count = int(volume.sum())
@@ -107,8 +116,8 @@ class Grid:
         return first, last - first
 
     def volume(self, boxes: Boxes) -> int:
-        """Number of atoms of all boxes together."""
-        return int(np.prod(self.span(boxes)[1], axis=1).sum())
+        """Number of atoms of all boxes together; approximate where it is beyond 2^53."""
+        return int(np.prod(self.span(boxes)[1], axis=1, dtype=np.float64).sum())
 
     def atoms(self, boxes: Boxes) -> tuple[Array, Array]:
         """The atoms of every box, box after box in row-major order: box number, atom number."""

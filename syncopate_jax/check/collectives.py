@@ -13,7 +13,7 @@ from syncopate_jax.ir.plan import Plan
 
 Array = np.ndarray
 
-PLAIN, SUM, MAX = (comm.REDUCTIONS.index(name) for name in ("none", "sum", "max"))
+PLAIN = comm.REDUCTIONS.index("none")
 REDUCING = ("reduce_scatter", "all_reduce")
 
 
@@ -137,20 +137,20 @@ def _check_sizes(plan: Plan, report: Report, rows: Array) -> None:
     src = c.src_hi[rows].astype(np.int64) - c.src_lo[rows]
     dst = c.dst_hi[rows].astype(np.int64) - c.dst_lo[rows]
     shapes = _received_shapes(kind, src, dst, *_axis(plan, first))
-    for m, row in enumerate(rows.tolist()):
-        sent, needed, got = shapes[m]
-        if not np.array_equal(needed, got):
-            report.add(
-                "collective-size", *report.place(row),
-                f"{kind} {sent} {tuple(got[:ndim].tolist())}, but the other members' boxes need "
-                f"{tuple(needed[:ndim].tolist())}",
-            )  # fmt: skip
-        elif _overlaps(plan, rows, m):
-            report.add(
-                "self-overlap", *report.place(row),
-                f"{kind} reads {report.side(row, 'src')} and writes {report.side(row, 'dst')}; "
-                "they may meet only where a rank's own piece stays in place",
-            )  # fmt: skip
+    misfits = [m for m, (_, needed, got) in enumerate(shapes) if not np.array_equal(needed, got)]
+    for m in misfits:
+        verb, needed, got = shapes[m]
+        report.add(
+            "collective-size", *report.place(int(rows[m])),
+            f"{kind} {verb} {tuple(got[:ndim].tolist())}, but the other members' boxes need "
+            f"{tuple(needed[:ndim].tolist())}",
+        )  # fmt: skip
+    for row in rows[_out_of_place(plan, rows)].tolist() if not misfits else ():
+        report.add(
+            "self-overlap", *report.place(row),
+            f"{kind} reads {report.side(row, 'src')} and writes {report.side(row, 'dst')}; "
+            "they may meet only where a rank's own piece stays in place",
+        )  # fmt: skip
 
 
 def _axes(kind: str) -> tuple[str, ...]:
@@ -224,20 +224,21 @@ def _piece_sizes(src: Array, dst: Array, split: int, concat: int) -> tuple[Array
     return equal, equal
 
 
-def _overlaps(plan: Plan, rows: Array, m: int) -> bool:
-    """Whether a member's boxes meet other than with its own piece in place."""
+def _out_of_place(plan: Plan, rows: Array) -> Array:
+    """[members] whether a member's boxes meet other than with its own piece in place."""
     c = plan.columns
-    row = int(rows[m])
-    if c.src_tensor[row] != c.dst_tensor[row]:
-        return False
-    kind = comm.KINDS[c.kind[row]]
-    if kind == "broadcast" and m:
-        return False
-    lo, hi = (np.maximum(c.src_lo[row], c.dst_lo[row]), np.minimum(c.src_hi[row], c.dst_hi[row]))
-    if np.any(lo >= hi):
-        return False
+    kind = comm.KINDS[c.kind[rows[0]]]
+    lo = np.maximum(c.src_lo[rows], c.dst_lo[rows])
+    meets = np.all(lo < np.minimum(c.src_hi[rows], c.dst_hi[rows]), axis=1)
+    meets &= c.src_tensor[rows] == c.dst_tensor[rows]
+    if kind == "broadcast":
+        meets[1:] = False  # what these members hold is not read
+    if kind == "all_to_all" or not np.any(meets):
+        return meets
     src_lo, _, dst_lo, _, _ = _pieces(plan, rows[None])
-    return kind == "all_to_all" or not np.array_equal(src_lo[0, m, m], dst_lo[0, m, m])
+    own = np.arange(len(rows))
+    apart: Array = meets & np.any(src_lo[0, own, own] != dst_lo[0, own, own], axis=1)
+    return apart
 
 
 def find_transfers(plan: Plan, instances: list[Instances]) -> Transfers:

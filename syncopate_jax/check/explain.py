@@ -1,4 +1,5 @@
-"""What went into one location: the contributions a goal misses, or has too many of."""
+"""What went into one location: the contributions a goal misses or has too many of, and how they
+were reduced."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import numpy as np
 from syncopate_jax.check.collectives import PLAIN
 from syncopate_jax.check.flow import Flow
 from syncopate_jax.check.report import Report
+from syncopate_jax.ir.comm import REDUCTIONS
 
 Array = np.ndarray
 
@@ -38,6 +40,34 @@ def explain(flow: Flow, per_rank: Array, atom: int, report: Report) -> str:
     if foreign:
         parts.append(f"holds {_names(flow, foreign, report)}, which it must not")
     return "; ".join(parts)
+
+
+def explain_reduction(flow: Flow, atom: int, report: Report) -> str:
+    """Which operations reduce one atom of a goal in another way than the goal says."""
+    goal = int(flow.goal[atom])
+    kind = int(flow.goals.reduce[goal])
+    rows = reductions(flow, int(flow.goal_at[atom]))
+    others = sorted(row for row, found in rows.items() if found != kind)
+    ranks = flow.goals.contributors[flow.goals.ranks[goal]]
+    return (
+        f"is the {REDUCTIONS[kind]} of {len(ranks)} ranks, but {len(others)} of the {len(rows)} "
+        f"operations that reduce into it do so by {REDUCTIONS[rows[others[0]]]}, the first is "
+        f"{report.name(others[0])}; reduce by what the goal says, or change the goal"
+    )
+
+
+def reductions(flow: Flow, at: int) -> dict[int, int]:
+    """The rows that reduced what one location holds at the end, and how: a walk as below."""
+    held, found = {at}, dict[int, int]()
+    for end, begin in itertools.pairwise(flow.batches[::-1].tolist()):
+        mine = begin + np.flatnonzero(np.isin(flow.dst[begin:end], list(held)))
+        plain = flow.reduce[mine] == PLAIN
+        held -= set(flow.dst[mine[plain]].tolist())
+        held |= set(flow.src[mine].tolist())
+        reducing = mine[~plain]
+        kinds = flow.reduce[reducing].tolist()
+        found |= dict(zip(flow.dst_row[reducing].tolist(), kinds, strict=True))
+    return found
 
 
 def contributions(flow: Flow, per_rank: Array, at: int) -> Counter[Contribution]:

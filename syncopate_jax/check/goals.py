@@ -8,12 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from syncopate_jax.check.buffers import COMBINE
-from syncopate_jax.check.collectives import MAX, find_instances, find_transfers
 from syncopate_jax.check.execute import execute
-from syncopate_jax.check.flow import find_flow
-from syncopate_jax.check.order import happens_before
-from syncopate_jax.check.report import Report
-from syncopate_jax.check.values import run_fingerprints
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir.plan import Goal, Plan
 
@@ -60,37 +55,13 @@ def run_goals(
         for rank in range(plan.num_ranks)
     }
     held = execute(plan, inputs, seed=seed, accumulate=accumulate)
-    reductions = goal_reductions(plan)
     return tuple(
-        Outcome(
-            goal,
-            held[goal.rank, goal.tensor][goal.box.slices],
-            _expected(plan, goal, arrays, reduction),
-        )
-        for goal, reduction in zip(plan.goals, reductions, strict=True)
+        Outcome(goal, held[goal.rank, goal.tensor][goal.box.slices], _expected(plan, goal, arrays))
+        for goal in plan.goals
     )
 
 
-def goal_reductions(plan: Plan) -> tuple[str, ...]:
-    """``sum`` or ``max`` for each goal: how the operations that lead to it reduce.
-
-    A goal that no reduction leads to, or both kinds, counts as ``sum``. The plan must be one that
-    ``execute`` accepts and finishes.
-    """
-    if not np.any(plan.columns.reduce == MAX):
-        return ("sum",) * len(plan.goals)
-    instances = find_instances(plan, Report(plan))
-    transfers = find_transfers(plan, instances)
-    order = happens_before(plan, instances, transfers)
-    flow = find_flow(plan, transfers, order)
-    per_rank = np.array([tensor.per_rank for tensor in plan.tensors], bool)
-    kinds = run_fingerprints(flow, per_rank).kinds[flow.goal_at]
-    by_goal = np.zeros(len(plan.goals), np.uint8)
-    np.bitwise_or.at(by_goal, flow.goals.index[flow.goal], kinds)
-    return tuple("max" if kind == 1 << MAX else "sum" for kind in by_goal.tolist())
-
-
-def _expected(plan: Plan, goal: Goal, arrays: Mapping[str, Array], reduction: str) -> Array:
+def _expected(plan: Plan, goal: Goal, arrays: Mapping[str, Array]) -> Array:
     source = goal.source_chunk
     if not plan.tensor(source.tensor).per_rank:
         shared: Array = arrays[source.tensor][source.box.slices]
@@ -98,5 +69,5 @@ def _expected(plan: Plan, goal: Goal, arrays: Mapping[str, Array], reduction: st
     parts = [arrays[source.tensor][rank][source.box.slices] for rank in goal.ranks]
     total: Array = parts[0]
     for part in parts[1:]:
-        total = COMBINE[reduction](total, part)
+        total = COMBINE[goal.reduce](total, part)
     return total

@@ -94,18 +94,28 @@ def find_levels(count: int, tail: Array, head: Array) -> Array:
         return np.zeros(count, np.int64)
     level = np.full(count, -1, np.int64)
     waiting = np.bincount(head, minlength=count)
-    by_tail = np.argsort(tail, kind="stable")
-    follows = head[by_tail]
-    start = np.searchsorted(tail[by_tail], np.arange(count + 1))
+    start, follows = group_edges(tail, head, count)
     ready = np.flatnonzero(waiting == 0)
     depth = 0
     while len(ready):
         level[ready] = depth
         freed = follows[expand(start[ready], start[ready + 1])]
-        np.subtract.at(waiting, freed, 1)
+        if len(freed) > count:
+            waiting -= np.bincount(freed, minlength=count)
+        else:
+            np.subtract.at(waiting, freed, 1)
         ready = distinct(freed[waiting[freed] == 0])
         depth += 1
     return level
+
+
+def group_edges(by: Array, other: Array, count: int) -> tuple[Array, Array]:
+    """Edges grouped by one end: where the group of each node starts, and the other ends."""
+    start = np.zeros(count + 1, np.int64)
+    np.cumsum(np.bincount(by, minlength=count), out=start[1:])
+    if np.all(by[1:] >= by[:-1]):
+        return start, other
+    return start, other[np.argsort(by)]
 
 
 def _issue_edges(plan: Plan) -> tuple[Array, Array, Array]:

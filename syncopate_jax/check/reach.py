@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from syncopate_jax.check.integers import distinct, expand, is_member
-from syncopate_jax.check.order import Order
+from syncopate_jax.check.order import Order, group_edges
 
 Array = np.ndarray
 
@@ -25,9 +25,7 @@ class Reach:
     def __init__(self, order: Order):
         self.depth = order.depth
         self.count = len(order.depth)
-        by_head = np.argsort(order.head, kind="stable")
-        self.tails = order.tail[by_head]
-        self.start = np.searchsorted(order.head[by_head], np.arange(self.count + 1))
+        self.start, self.tails = group_edges(order.head, order.tail, self.count)
         self.edges = np.sort(order.tail * self.count + order.head)
 
     def before(self, first: Array, second: Array) -> Array:

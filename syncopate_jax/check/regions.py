@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from syncopate_jax.check.report import Report
 from syncopate_jax.ir.chunk import Box
-from syncopate_jax.ir.plan import Goal, Plan
+from syncopate_jax.ir.comm import REDUCTIONS
+from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
 
 Array = np.ndarray
 
@@ -33,6 +35,7 @@ class Goals:
       source, source_lo, source_hi: the chunk it must equal.
       ranks: [k] index into ``contributors``.
       contributors: the distinct tuples of ranks; ``()`` for a shared source.
+      reduce: [k] how they are reduced, index into ``comm.REDUCTIONS``.
       index: [k] position in the plan's goals.
     """
 
@@ -45,16 +48,18 @@ class Goals:
     source_hi: Array
     ranks: Array
     contributors: tuple[tuple[int, ...], ...]
+    reduce: Array
     index: Array
 
 
 def check_regions(plan: Plan, report: Report) -> None:
     """Finds initial regions and goals that lie outside the plan's ranks and tensors."""
+    tensors = {tensor.name: tensor for tensor in plan.tensors}
     for region in plan.initial:
-        _check_place(plan, report, "initial", region.rank, region.tensor, region.box)
+        _check_place(plan, report, "initial", region, tensors[region.tensor].shape)
     for goal in plan.goals:
-        _check_place(plan, report, "goal", goal.rank, goal.tensor, goal.box)
-        _check_source(plan, report, goal)
+        _check_place(plan, report, "goal", goal, tensors[goal.tensor].shape)
+        _check_source(plan, report, goal, tensors)
 
 
 def region_arrays(plan: Plan, ndim: int) -> Regions:
@@ -76,9 +81,9 @@ def goal_arrays(plan: Plan, ndim: int) -> Goals:
     kept = [(i, goal) for i, goal in enumerate(plan.goals) if goal.box.size]
     index = {tensor.name: i for i, tensor in enumerate(plan.tensors)}
     lo, hi = _boxes([goal.box for _, goal in kept], ndim)
-    sources = [goal.source_chunk for _, goal in kept]
-    source_lo, source_hi = _boxes([chunk.box for chunk in sources], ndim)
-    source = np.array([index[chunk.tensor] for chunk in sources], np.int64)
+    source = np.array([index[goal.source or goal.tensor] for _, goal in kept], np.int64)
+    origins = [(*(goal.source_lo or goal.box.lo), *[0] * ndim)[:ndim] for _, goal in kept]
+    source_lo = np.array(origins, np.int64).reshape(len(kept), ndim)
     distinct: dict[tuple[int, ...], int] = {}
     ranks = [
         distinct.setdefault(tuple(goal.ranks) if plan.tensors[at].per_rank else (), len(distinct))
@@ -91,9 +96,10 @@ def goal_arrays(plan: Plan, ndim: int) -> Goals:
         hi,
         source,
         source_lo,
-        source_hi,
+        source_lo + (hi - lo),
         np.array(ranks, np.int64),
         tuple(distinct),
+        np.array([REDUCTIONS.index(goal.reduce) for _, goal in kept], np.int64),
         np.array([i for i, _ in kept], np.int64),
     )
 
@@ -105,57 +111,67 @@ def _boxes(boxes: list[Box], ndim: int) -> tuple[Array, Array]:
     return np.array(lo, np.int64).reshape(shape), np.array(hi, np.int64).reshape(shape)
 
 
-def _check_place(plan: Plan, report: Report, what: str, rank: int, name: str, box: Box) -> None:
-    if not 0 <= rank < plan.num_ranks:
+def _check_place(
+    plan: Plan, report: Report, what: str, item: Region | Goal, shape: tuple[int, ...]
+) -> None:
+    if not 0 <= item.rank < plan.num_ranks:
         report.add(
             "bad-index", -1, -1,
-            f"{what} {name}{box} is on rank {rank}, but the plan has {plan.num_ranks} ranks",
+            f"{what} {item.tensor}{item.box} is on rank {item.rank}, but the plan has "
+            f"{plan.num_ranks} ranks",
         )  # fmt: skip
-        return
-    shape = plan.tensor(name).shape
-    if len(shape) != box.ndim or any(b > e for b, e in zip(box.hi, shape, strict=True)):
+    elif not _is_inside(item.box.lo, item.box.hi, shape):
         report.add(
-            "out-of-bounds", rank, -1,
-            f"{what} {name}{box} does not lie inside {name} of shape {shape}",
+            "out-of-bounds", item.rank, -1,
+            f"{what} {item.tensor}{item.box} does not lie inside {item.tensor} of shape {shape}",
         )  # fmt: skip
 
 
-def _check_source(plan: Plan, report: Report, goal: Goal) -> None:
-    what = f"goal {goal.tensor}{goal.box}"
-    name = goal.source or goal.tensor
-    known = {tensor.name: tensor for tensor in plan.tensors}
-    if name not in known:
-        report.add(
-            "bad-goal", goal.rank, -1,
-            f"{what} has source {name!r}, which is no tensor of {sorted(known)}",
-        )  # fmt: skip
+def _is_inside(lo: tuple[int, ...], hi: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    if not len(lo) == len(hi) == len(shape):
+        return False
+    return min(lo, default=0) >= 0 and all(b <= e for b, e in zip(hi, shape, strict=True))
+
+
+def _check_source(plan: Plan, report: Report, goal: Goal, tensors: dict[str, Tensor]) -> None:
+    source = tensors.get(goal.source or goal.tensor)
+    for code, why in _source_faults(plan, goal, source, tensors):
+        report.add(code, goal.rank, -1, f"goal {goal.tensor}{goal.box} {why}")
+
+
+def _source_faults(
+    plan: Plan, goal: Goal, source: Tensor | None, tensors: dict[str, Tensor]
+) -> Iterator[tuple[str, str]]:
+    """Code and reason of each fault in what a goal says about its value."""
+    if source is None:
+        yield "bad-goal", f"has source {goal.source!r}, which is no tensor of {sorted(tensors)}"
         return
-    source = known[name]
-    lo = tuple(goal.source_lo) or goal.box.lo
-    hi = tuple(a + e for a, e in zip(lo, goal.box.shape, strict=False))
-    inside = len(lo) == len(source.shape) == goal.box.ndim and all(
-        a >= 0 and b <= e for a, b, e in zip(lo, hi, source.shape, strict=True)
-    )
-    if not inside:
-        report.add(
-            "out-of-bounds", goal.rank, -1,
-            f"{what} has its source at {lo} of {name}, where a box of shape {goal.box.shape} "
-            f"does not lie inside {name} of shape {source.shape}",
-        )  # fmt: skip
-    if source.dtype != known[goal.tensor].dtype:
-        report.add(
-            "dtype-mismatch", goal.rank, -1,
-            f"{what} is of type {known[goal.tensor].dtype}, its source {name} of {source.dtype}",
-        )  # fmt: skip
-    outside = [rank for rank in goal.ranks if not 0 <= rank < plan.num_ranks]
-    if outside or len(set(goal.ranks)) != len(goal.ranks):
-        report.add(
-            "bad-goal", goal.rank, -1,
-            f"{what} reduces over ranks {tuple(goal.ranks)}; they must be distinct and "
-            f"less than {plan.num_ranks}",
-        )  # fmt: skip
-    if source.per_rank and not goal.ranks:
-        report.add(
-            "bad-goal", goal.rank, -1,
-            f"{what} has the per-rank source {name} but names no ranks; say whose data it is",
-        )  # fmt: skip
+    box = goal.box
+    lo = goal.source_lo or box.lo
+    hi = tuple(a + q - p for a, p, q in zip(lo, box.lo, box.hi, strict=False))
+    if not _is_inside(lo, hi, source.shape) or len(lo) != box.ndim:
+        yield (
+            "out-of-bounds",
+            f"has its source at {tuple(lo)} of {source.name}, where a box of shape {box.shape} "
+            f"does not lie inside {source.name} of shape {source.shape}",
+        )
+    own = tensors[goal.tensor]
+    if source.dtype != own.dtype:
+        yield (
+            "dtype-mismatch",
+            f"is of type {own.dtype}, its source {source.name} of {source.dtype}",
+        )
+    ranks = goal.ranks
+    if len(set(ranks)) != len(ranks) or (
+        ranks and not 0 <= min(ranks) <= max(ranks) < plan.num_ranks
+    ):
+        yield (
+            "bad-goal",
+            f"reduces over ranks {tuple(ranks)}; they must be distinct and less than "
+            f"{plan.num_ranks}",
+        )
+    if source.per_rank and not ranks:
+        yield (
+            "bad-goal",
+            f"has the per-rank source {source.name} but names no ranks; say whose data it is",
+        )

@@ -28,7 +28,7 @@ class Order:
         self.full = _full_waits(run)
         self.raisers = _raisers(run)
         self._heard = self._heard_ops()
-        self._sorted: dict[int, Array] = {}
+        self._covers: dict[tuple[int, bytes], bool] = {}
         self.steps: dict[Event, list[int]] = {}  # places inside a tile, beside its first
         for places in run.actors:
             for place in places:
@@ -57,9 +57,11 @@ class Order:
 
     def op_after_tiles(self, op: int, rows: Array, why: str) -> None:
         """``op`` must start after all tiles in ``rows`` have finished."""
-        wanted = np.sort(rows)
+        key = rows.tobytes()
         for slot in self.full.get((OP, op, 0), ()):
-            if np.isin(wanted, self._tile_raisers(slot)).all():
+            if (slot, key) not in self._covers:
+                self._covers[slot, key] = bool(np.isin(rows, self._tile_raisers(slot)).all())
+            if self._covers[slot, key]:
                 return
         before = self.open.setdefault((OP, op, 0), {})
         for row in rows.tolist():
@@ -111,10 +113,7 @@ class Order:
         return found
 
     def _tile_raisers(self, slot: int) -> Array:
-        if slot not in self._sorted:
-            rows = [row for kind, row in self.raisers[slot] if kind == TILE]
-            self._sorted[slot] = np.array(sorted(rows), np.int64)
-        return self._sorted[slot]
+        return np.array([row for kind, row in self.raisers[slot] if kind == TILE], np.int64)
 
     def _missing(self) -> list[tuple[tuple[int, int, int], dict[Event, str]]]:
         """Requirements that are not met, by carrying sets of events along the run."""

@@ -22,6 +22,7 @@ class TileBoxes:
         self.which = which.reshape(lo.shape[:2])
         self._met: dict[bytes, Array] = {}
         self._tiles: dict[bytes, Array] = {}
+        self._volume: dict[bytes, int] = {}
         self._first: dict[tuple[bytes, bytes], tuple[Array, Array]] = {}
 
     def tiles(self, rank: int, lo: Array, hi: Array) -> Array:
@@ -43,9 +44,12 @@ class TileBoxes:
     def missing(self, rank: int, lo: Array, hi: Array) -> int:
         """Elements of the box that no tile of ``rank`` touches."""
         low, high = self._box(rank, lo, hi)
-        common = np.minimum(self.hi, high) - np.maximum(self.lo, low)
+        key = low.tobytes() + high.tobytes()
+        if key not in self._volume:
+            common = np.minimum(self.hi, high) - np.maximum(self.lo, low)
+            self._volume[key] = int(np.prod(np.maximum(common, 0), axis=1).sum())
         whole = int(np.prod((hi - lo).astype(np.int64)))
-        return max(whole - int(np.prod(np.maximum(common, 0), axis=1).sum()), 0)
+        return max(whole - self._volume[key], 0)
 
     def _box(self, rank: int, lo: Array, hi: Array) -> tuple[Array, Array]:
         low, high = self.frame.to_operand(np.array([rank]), lo[None], hi[None])

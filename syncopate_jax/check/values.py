@@ -3,7 +3,8 @@
 The plan is executed on fingerprints: every atom of every tensor (of every rank, if per rank) has
 a pseudo-random 64-bit number; a plain write copies it, a reduction adds it modulo 2^64. A goal's
 number is then the sum over its contributors, and a missing, doubled or foreign contribution
-changes it (but for a chance of 2^-64). Maxima are added too, so that one counted twice is found.
+changes it (but for a chance of 2^-64). Maxima are added too, so that one counted twice is found;
+which reductions went into a number is kept beside it, and must be the one that the goal names.
 As nothing races, one legal order stands for all.
 """
 
@@ -15,17 +16,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from syncopate_jax.check.collectives import PLAIN, Instances
-from syncopate_jax.check.explain import explain
+from syncopate_jax.check.explain import explain, explain_reduction
 from syncopate_jax.check.flow import Flow
 from syncopate_jax.check.integers import distinct
 from syncopate_jax.check.report import SHOWN, Report
-from syncopate_jax.ir import comm
 from syncopate_jax.ir.plan import Plan
 
 Array = np.ndarray
 
 EXPLAINED = 20
-"""Wrong goals whose contributions are worked out; each costs a walk back over all moves."""
+"""Wrong goals for which what went into them is worked out; each costs a walk over all moves."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,11 +44,11 @@ class Result:
 
 
 def check_values(plan: Plan, instances: list[Instances], flow: Flow, report: Report) -> None:
-    """Finds goals with wrong values, operations that reach no goal, and repeated deliveries."""
+    """Finds goals with wrong values or reductions, operations for nothing, repeated deliveries."""
     per_rank = np.array([tensor.per_rank for tensor in plan.tensors], bool)
     result = run_fingerprints(flow, per_rank)
     _check_goals(flow, per_rank, result, report)
-    _check_kinds(plan, flow, result, report)
+    _check_kinds(flow, result, report)
     _check_dead(plan, instances, flow, report)
     _check_again(flow, result, report)
 
@@ -123,30 +123,22 @@ def _check_goals(flow: Flow, per_rank: Array, result: Result, report: Report) ->
     report.more("wrong-value", len(goals), "goals")
 
 
-def _check_kinds(plan: Plan, flow: Flow, result: Result, report: Report) -> None:
-    """Goals that are reduced by sums and by maxima, alone or next to others of their source.
-
-    A goal does not say which of them it means, so that all that share a source must agree.
-    """
-    kinds = np.zeros(len(flow.goals.rank), np.uint8)
-    np.bitwise_or.at(kinds, flow.goal, result.kinds[flow.goal_at])
-    names = {1 << kind: name for kind, name in enumerate(comm.REDUCTIONS)}
-    first: dict[int, int] = {}
-    reasons: dict[int, str] = {}
-    for goal in np.flatnonzero(kinds).tolist():
-        kind, source = int(kinds[goal]), int(flow.goals.source[goal])
-        other = first.setdefault(source, kind)
-        if kind not in names:
-            reasons[goal] = "mixes sums and maxima; a goal is reduced by one of them"
-        elif kind != other:
-            reasons[goal] = (
-                f"is a {names[kind]}, but another goal over {plan.tensors[source].name} is not; "
-                "reduce one tensor in one way"
-            )
-    for goal, why in list(reasons.items())[:SHOWN]:
-        box = report.box(int(flow.goals.tensor[goal]), flow.goals.lo[goal], flow.goals.hi[goal])
-        report.add("mixed-reductions", int(flow.goals.rank[goal]), -1, f"goal {box} {why}")
-    report.more("mixed-reductions", len(reasons), "goals")
+def _check_kinds(flow: Flow, result: Result, report: Report) -> None:
+    """Goals over several ranks whose contributions were not combined by the goal's reduction."""
+    several = np.array([len(ranks) > 1 for ranks in flow.goals.contributors], bool)
+    kinds = result.kinds[flow.goal_at]
+    wanted = 1 << flow.goals.reduce[flow.goal]
+    wrong = several[flow.goals.ranks[flow.goal]] & (kinds != 0) & (kinds != wanted)
+    goals = distinct(flow.goal[wrong])
+    for i, goal in enumerate(goals[:SHOWN].tolist()):
+        atoms = np.flatnonzero(wrong & (flow.goal == goal))
+        hull = flow.grid.hull(flow.atom[flow.goal_at[atoms]])
+        why = "is reduced in the wrong way, like the ones above"
+        if i < EXPLAINED:
+            why = explain_reduction(flow, int(atoms[0]), report)
+        rank = int(flow.goals.rank[goal])
+        report.add("wrong-reduction", rank, -1, f"goal {report.box(*hull)} {why}")
+    report.more("wrong-reduction", len(goals), "goals")
 
 
 def _check_dead(plan: Plan, instances: list[Instances], flow: Flow, report: Report) -> None:

@@ -121,6 +121,7 @@ def _backends(
     for name in backends.names():
         options = Options(backend=name, target=args.target)
         try:
+            fused.choose_backend(spec, options)
             fused.build(spec.kind, layout, args.dtype, args.dtype, ("ranks",), options)
         except SyncopateError as error:
             found.append(Verdict(name, str(error)))

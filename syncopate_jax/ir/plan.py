@@ -6,14 +6,14 @@ Grammar (paper section 5.1; operations are in ``comm.py``)::
     tensor := Tensor(name, shape, dtype, per_rank)   every rank has a buffer of this shape
     region := Region(rank, tensor, box, produced)    data a rank holds at the start; produced: it
                                                      exists once the tiles that write it have run
-    goal   := Goal(rank, tensor, box, source, source_lo, ranks)
+    goal   := Goal(rank, tensor, box, source, source_lo, ranks, reduce)
                                                      what a rank must hold in the end
 
 Coordinates are those of the logical tensor on every rank. A shared tensor's element at one
 coordinate has one value, whichever rank holds it; a ``per_rank`` tensor's differ from rank to
 rank (partial results, or private data). A goal states its value: element ``p`` of ``box`` equals
-``source`` at ``p - box.lo + source_lo``, summed (or maximised) over ``ranks`` if ``source`` is
-per rank.
+``source`` at ``p - box.lo + source_lo``, if ``source`` is per rank reduced over ``ranks`` by
+``reduce``: their sum or their maximum.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Goal:
     """What ``rank`` must hold in ``box`` of ``tensor`` when all operations have completed.
 
     The value is ``source`` (``tensor`` itself if empty) with ``box`` laid at ``source_lo``
-    (``box.lo`` if empty), reduced over ``ranks`` if the source is per rank.
+    (``box.lo`` if empty), reduced over ``ranks`` by ``reduce``, ``sum`` or ``max``, if the source
+    is per rank. Raises InputError when ``reduce`` is neither, or max over no ranks.
     """
 
     rank: int
@@ -89,6 +90,17 @@ class Goal:
     source: str = ""
     source_lo: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
+    reduce: str = "sum"
+
+    def __post_init__(self) -> None:
+        known = comm.REDUCTIONS[1:]
+        where = f"goal {self.tensor}{self.box} of rank {self.rank}"
+        if self.reduce not in known:
+            raise InputError(f"{where}: reduction {self.reduce!r} is not one of {', '.join(known)}")
+        if self.reduce != "sum" and not self.ranks:
+            raise InputError(
+                f"{where}: is a {self.reduce} over no ranks; name the ranks, or leave out reduce"
+            )
 
     @property
     def source_chunk(self) -> Chunk:

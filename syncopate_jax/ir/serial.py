@@ -1,12 +1,12 @@
 """Plans as versioned JSON files: the columns as lists of integers, everything checked on reading.
 
-Format, version 1 (every key needed, no other allowed)::
+Format, version 1 (every key needed but ``reduce``, which is "sum" if absent; no other allowed)::
 
     {"format": "syncopate-plan", "version": 1, "name": str, "num_ranks": int, "ndim": int,
      "tensors": [{"name": str, "shape": [int], "dtype": str, "per_rank": bool}],
      "initial": [{"rank": int, "tensor": str, "lo": [int], "hi": [int], "produced": bool}],
      "goals": [{"rank": int, "tensor": str, "lo": [int], "hi": [int],
-                "source": str, "source_lo": [int], "ranks": [int]}],
+                "source": str, "source_lo": [int], "ranks": [int], "reduce": str}],
      "channels": [str], "groups": [[int]], "origins": [str],
      "columns": {field of Columns: [int]}}         boxes row after row, ndim numbers each
 """
@@ -66,6 +66,7 @@ def to_json(plan: Plan) -> str:
                 "source": goal.source,
                 "source_lo": list(goal.source_lo),
                 "ranks": list(goal.ranks),
+                "reduce": goal.reduce,
             }
             for goal in plan.goals
         ],
@@ -158,12 +159,14 @@ def _read_region(tree: Any, where: str) -> Region:
 
 
 def _read_goal(tree: Any, where: str) -> Goal:
-    item = _keys(tree, where, ("rank", "tensor", "lo", "hi", "source", "source_lo", "ranks"))
+    wanted = ("rank", "tensor", "lo", "hi", "source", "source_lo", "ranks")
+    item = _keys(tree, where, wanted, ("reduce",))
     return Goal(
         *_read_place(item, where),
         _string(item["source"], f"{where}.source"),
         _ints(item["source_lo"], f"{where}.source_lo"),
         _ints(item["ranks"], f"{where}.ranks"),
+        _string(item.get("reduce", "sum"), f"{where}.reduce"),
     )
 
 
@@ -266,15 +269,17 @@ def _head_fault(plan: Plan) -> str | None:
 # Values of the tree; each names its field when it is wrong.
 
 
-def _keys(tree: Any, where: str, wanted: tuple[str, ...]) -> dict[str, Any]:
+def _keys(
+    tree: Any, where: str, wanted: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> dict[str, Any]:
     if type(tree) is not dict:
         _fail(where, _short(tree), "an object")
     for key in wanted:
         if key not in tree:
             _fail(where, f"no {key!r}", f"the keys {', '.join(wanted)}")
     for key in tree:
-        if key not in wanted:
-            _fail(where, f"the key {_short(key)}", f"only {', '.join(wanted)}")
+        if key not in wanted + optional:
+            _fail(where, f"the key {_short(key)}", f"only {', '.join(wanted + optional)}")
     return tree
 
 

@@ -8,7 +8,7 @@ its origin::
     tensor NAME [4,8] DTYPE [per_rank]
     channel NAME | group RANKS | origin TEXT       only where not in order of first use
     initial rR CHUNK [produced]
-    goal rR CHUNK [from TENSOR] [at [4,0]] [over RANKS]
+    goal rR CHUNK [from TENSOR] [at [4,0]] [over RANKS [sum | max]]
     rR.I push CHUNK -> rD CHUNK  TAIL              rank R sends to rank D
     rR.I pull rS CHUNK -> CHUNK  TAIL              rank R fetches from rank S
     rR.I copy CHUNK -> CHUNK  TAIL                 within rank R
@@ -20,7 +20,8 @@ its origin::
     CHUNK  := TENSOR[lo:hi,…]
     RANKS  := a list such as 0:4,7 of half-open ranges and single ranks
 
-Names that are not plain words are written as JSON strings.
+A goal that says neither sum nor max is a sum. Names that are not plain words are written as JSON
+strings.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def _goal_line(goal: Goal) -> str:
     source = f" from {goal.source}" if goal.source else ""
     at = f" at [{','.join(map(str, goal.source_lo))}]" if goal.source_lo else ""
     over = f" over {_ranks(goal.ranks)}" if goal.ranks else ""
-    return f"goal r{goal.rank} {goal.tensor}{goal.box}{source}{at}{over}"
+    reduce = f" {goal.reduce}" if goal.reduce != "sum" else ""
+    return f"goal r{goal.rank} {goal.tensor}{goal.box}{source}{at}{over}{reduce}"
 
 
 def _op_text(op: Operation) -> str:

@@ -139,11 +139,13 @@ class Parser:
         source = self._take("a tensor's name") if self._next_is("from") else ""
         at = self._list("an offset such as [4,0]") if self._next_is("at") else ()
         over = self._ranks() if self._next_is("over") else ()
+        named = over and self.tokens and self.tokens[0] in comm.REDUCTIONS[1:]
+        reduce = self.tokens.pop(0) if named else "sum"
         if source:
             self._known(source)
         if at and len(at) != chunk.box.ndim:
             self._fail(f"offset {list(at)}", f"{chunk.box.ndim} numbers, one for each dimension")
-        self.goals.append(Goal(rank, chunk.tensor, chunk.box, source, at, over))
+        self.goals.append(Goal(rank, chunk.tensor, chunk.box, source, at, over, reduce))
 
     def _name(self, table: list[str], kind: str) -> None:
         value = self._word(f"the {kind}'s text")

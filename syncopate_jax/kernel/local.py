@@ -106,6 +106,12 @@ class PallasKernel:
         found = {name: (specs[name], tuple(shape), False) for name, shape in shapes.items()}
         for name, spec, out in zip(self.results, self.out_specs, self.out_shape, strict=True):
             found[name] = (spec, tuple(out.shape), True)
+        for name, (spec, shape, _) in found.items():
+            if len(block_shape(spec, shape)) != len(shape):
+                raise InputError(
+                    f"{self.name}: blocks of {name} have {len(block_shape(spec, shape))} "
+                    f"dimensions, its shape is {shape}"
+                )
         reduction = self.reduction_axes
         axes = [Axis(n, count, 1) for n, count in zip(self.axis_names, self.grid, strict=True)]
         followed = {name: self._follow(*entry) for name, entry in found.items()}
@@ -132,7 +138,7 @@ class PallasKernel:
         self, spec: pl.BlockSpec, shape: tuple[int, ...], _write: bool
     ) -> tuple[int | None, ...] | None:
         """Per dimension the grid axis it follows (None: taken whole); None if one follows none."""
-        index = block_indices(spec, self.grid, self.name)
+        index = block_indices(spec, self.grid, self.name, len(shape))
         axes = np.indices(self.grid)
         dims: list[int | None] = []
         for d, (extent, block) in enumerate(zip(shape, block_shape(spec, shape), strict=True)):
@@ -162,7 +168,7 @@ class PallasKernel:
         ):
             names = tuple(None if a is None else axes[a].name for a in dims)
             return Access(name, shape, names, write)
-        index = block_indices(spec, self.grid, self.name)
+        index = block_indices(spec, self.grid, self.name, len(shape))
         order = [i for i, axis in enumerate(space.axes) if not axis.reduction]
         order += [i for i, axis in enumerate(space.axes) if axis.reduction]
         index = index.transpose(*order, len(self.grid))
@@ -191,10 +197,11 @@ def block_shape(spec: pl.BlockSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def block_indices(spec: pl.BlockSpec, grid: tuple[int, ...], name: str) -> np.ndarray:
-    """Block index at every grid point: int64 [*grid, dims]."""
+def block_indices(
+    spec: pl.BlockSpec, grid: tuple[int, ...], name: str, ndim: int = 0
+) -> np.ndarray:
+    """Block index at every grid point: int64 [*grid, dims]; ``ndim`` dims if it has no map."""
     if spec.index_map is None:
-        ndim = len(spec.block_shape or ())
         return np.zeros((*grid, ndim), np.int64)
     with jax.ensure_compile_time_eval():
         index = spec.index_map(*np.indices(grid))

@@ -63,5 +63,7 @@ def all_gather_matmul(
         raise InputError(
             f"all_gather_matmul: cannot gather {gathered!r} along {dimension!r}; known: {known}"
         )
-    options = Options(backend=backend, target=target, plan=plan, split=split, tiles=tiles, launch=launch)
+    options = Options(
+        backend=backend, target=target, plan=plan, split=split, tiles=tiles, launch=launch
+    )
     return matmul_like("all_gather_matmul", x, w, spec, axis_name, preferred_element_type, options)

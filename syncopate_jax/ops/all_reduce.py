@@ -44,5 +44,7 @@ def matmul_all_reduce(
       MeshError: when ``axis_name`` is not bound by a surrounding ``jax.shard_map``.
     """
     spec = _SPEC
-    options = Options(backend=backend, target=target, plan=plan, split=split, tiles=tiles, launch=launch)
+    options = Options(
+        backend=backend, target=target, plan=plan, split=split, tiles=tiles, launch=launch
+    )
     return matmul_like("matmul_all_reduce", x, w, spec, axis_name, preferred_element_type, options)

@@ -47,7 +47,9 @@ def all_to_all_matmul(
       MeshError: when ``axis_name`` is not bound by a surrounding ``jax.shard_map``.
     """
     spec = _TO_ROWS
-    options = Options(backend=backend, target=target, plan=plan, split=split, tiles=tiles, launch=launch)
+    options = Options(
+        backend=backend, target=target, plan=plan, split=split, tiles=tiles, launch=launch
+    )
     return matmul_like("all_to_all_matmul", x, w, spec, axis_name, preferred_element_type, options)
 
 
@@ -83,5 +85,7 @@ def matmul_all_to_all(
       MeshError: when ``axis_name`` is not bound by a surrounding ``jax.shard_map``.
     """
     spec = _TO_COLUMNS
-    options = Options(backend=backend, target=target, plan=plan, split=split, tiles=tiles, launch=launch)
+    options = Options(
+        backend=backend, target=target, plan=plan, split=split, tiles=tiles, launch=launch
+    )
     return matmul_like("matmul_all_to_all", x, w, spec, axis_name, preferred_element_type, options)

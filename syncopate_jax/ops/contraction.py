@@ -12,7 +12,7 @@ from syncopate_jax.backends import xla
 from syncopate_jax.ops import fused
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
-from syncopate_jax.runtime import custom_call
+from syncopate_jax.runtime import custom_call, mesh
 
 
 def contract(
@@ -52,6 +52,8 @@ def unfused(
     rhs: jax.Array,
 ) -> jax.Array:
     """The contraction as the program that fusion replaces: one collective beside one dot."""
+    if 0 in (*lhs.shape, *rhs.shape) and spec.kind not in ("none", "all_reduce"):
+        return _zeros(spec, axis_names, out_dtype, lhs, rhs)
     if spec.place == "lhs":
         lhs = xla.exchange(lhs, spec.exchange, axis_names)
     if spec.place == "rhs":
@@ -59,6 +61,28 @@ def unfused(
     formula = f"{spec.lhs},{spec.rhs}->{spec.out}"
     out = jnp.einsum(formula, lhs, rhs, preferred_element_type=out_dtype)
     return xla.exchange(out, spec.exchange, axis_names) if spec.place == "out" else out
+
+
+def _zeros(
+    spec: Contraction,
+    axis_names: tuple[str, ...],
+    out_dtype: jnp.dtype,
+    lhs: jax.Array,
+    rhs: jax.Array,
+) -> jax.Array:
+    """The result for an empty operand, which XLA's collectives do not take."""
+    ranks = mesh.ranks(axis_names)
+    sizes = {"lhs": dict(zip(spec.lhs, lhs.shape, strict=True))}
+    sizes["rhs"] = dict(zip(spec.rhs, rhs.shape, strict=True))
+    sizes["out"] = sizes["lhs"] | sizes["rhs"]
+    changed = sizes[spec.place]
+    if spec.gather:
+        changed[spec.gather] *= ranks
+    if spec.scatter:
+        changed[spec.scatter] //= ranks
+    found = sizes["out"] if spec.place == "out" else sizes["lhs"] | sizes["rhs"] | changed
+    zeros = jnp.zeros([found[letter] for letter in spec.out], out_dtype)
+    return custom_call.vary_alike((zeros, lhs, rhs))[0]
 
 
 def _forward(

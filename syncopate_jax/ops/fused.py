@@ -13,33 +13,55 @@ from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.ops.blocked import Blocked, block
+from syncopate_jax.ops.exchange_plan import plan_for, sublanes
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.pallas_kernels import contraction_mosaic_gpu, matmul_tpu
 from syncopate_jax.registry import backends, templates
-from syncopate_jax.runtime import mesh
+from syncopate_jax.runtime import custom_call, mesh
 from syncopate_jax.runtime.operator import Operator
 
-TEMPLATES = {
-    "all_gather": "all_gather_swizzle",
-    "reduce_scatter": "reduce_scatter_direct",
-    "all_reduce": "all_reduce_two_shot",
-    "all_to_all": "all_to_all_waves",
-}
 LARGEST_TILE = {
     "tpu": {"m": 256, "n": 256, "k": 512},
     "mosaic_gpu": {"m": 256, "n": 256, "k": 256},
 }
 
+# Tiles that run together share blocks in a GPU's L2 if they are near in both dimensions.
+ORDER = {"tpu": "natural", "mosaic_gpu": "grouped"}
+
 
 def choose_backend(spec: Contraction, options: Options) -> str:
-    """The backend to use: as asked, or for ``auto`` what is known to be fastest, else ``xla``."""
+    """The backend to use: as asked, or for ``auto`` what is known to be fastest, else ``xla``.
+
+    Options are checked whichever backend it is, so that what runs on one runs on all.
+    """
+    _check_options(options)
     if spec.kind == "none":
         return "xla"
     if options.backend == "auto":
         return "xla"
-    backends.get(options.backend)  # raises for a name that is not registered
     return options.backend
+
+
+def _check_options(options: Options) -> None:
+    """Raises InputError for names and letters that nothing is registered under."""
+    if options.backend != "auto":
+        backends.get(options.backend)
+    if options.target is not None and options.target not in LARGEST_TILE:
+        known = ", ".join(LARGEST_TILE)
+        raise InputError(
+            f"target: no local kernel is written for {options.target!r}; known: {known}"
+        )
+    if isinstance(options.plan, str):
+        templates.get(options.plan)
+    elif options.plan is not None and not isinstance(options.plan, Plan):
+        raise InputError(
+            f"plan: needs a Plan, the name of a plan template or None, found {options.plan!r}"
+        )
+    unknown = set(options.tile_sizes) - set(matmul_tpu.MATRIX_LETTERS)
+    if unknown:
+        known = ", ".join(sorted(matmul_tpu.MATRIX_LETTERS))
+        raise InputError(f"tiles: {sorted(unknown)} are no letters; known: {known}")
 
 
 def contract(
@@ -57,10 +79,17 @@ def contract(
             f"a fused {spec.kind} of empty operands {lhs.shape} and {rhs.shape} has nothing to "
             f"compute; use backend 'xla'"
         )
+    if lhs.dtype == jnp.float64 or out_dtype == jnp.float64:
+        raise UnsupportedError(
+            f"a fused {spec.kind} adds in float32, which would lose half of float64's digits; use "
+            f"backend 'xla'"
+        )
     layout = block(spec, lhs.shape, rhs.shape, ranks)
     operator, layout = build(spec.kind, layout, str(lhs.dtype), str(out_dtype), axis_names, options)
     operands = (x.reshape(layout.operand_shape(p)) for p, x in (("lhs", lhs), ("rhs", rhs)))
     (out,) = operator(*operands)
+    if spec.kind != "all_reduce":  # one rank's share of a sum over one rank looks like the sum
+        out, _ = custom_call.vary_alike((out, lhs))
     return out.reshape(layout.result)
 
 
@@ -75,9 +104,6 @@ def build(
 ) -> tuple[Operator, Blocked]:
     """The operator of a blocked contraction, and the layout of its operands; memoised."""
     target = options.target or "tpu"
-    if target not in LARGEST_TILE:
-        known = ", ".join(LARGEST_TILE)
-        raise InputError(f"target: no local kernel is written for {target!r}; known: {known}")
     make = prepare_gpu if target == "mosaic_gpu" else prepare
     layout, kernel, plan = make(kind, layout, LARGEST_TILE[target], dtype, out_dtype, options)
     launch = options.launched.using(folded=mesh.is_folded(axis_names))
@@ -88,7 +114,7 @@ def build(
         axis_name=axis_names,
         backend=options.backend,
         target=target,
-        order=options.order,
+        order=options.order or ORDER[target],
         launch=launch,
     )
     return operator, layout
@@ -103,10 +129,14 @@ def prepare(
     options: Options,
 ) -> tuple[Blocked, PallasKernel, Plan]:
     """Layout, local kernel and plan of a contraction, with tiles of at most ``largest``."""
-    tiles = choose_tiles(layout, largest, options.tile_sizes)
+    moved = dtype if layout.place != "out" else out_dtype
+    asked = options.tile_sizes
+    if kind == "all_reduce" and layout.scatter < 0:
+        asked = tiles_to_share(layout, largest, sublanes(moved)) | asked
+    tiles = choose_tiles(layout, largest, asked)
     if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
         layout = layout.ungrouped()
-    plan = _plan(kind, layout, dtype if layout.place != "out" else out_dtype, tiles, options)
+    plan = plan_for(kind, layout, moved, tiles, options)
     kernel = matmul_tpu.matmul(
         layout.lhs,
         layout.rhs,
@@ -119,6 +149,18 @@ def prepare(
     return layout, kernel, plan
 
 
+def tiles_to_share(layout: Blocked, largest: Mapping[str, int], rows: int) -> dict[str, int]:
+    """A tile of ``m``, a multiple of ``rows``, of which there is one for each rank if possible.
+
+    Nothing is said of rows that are not such a multiple, nor where ``b`` is enough for all ranks.
+    """
+    m, ranks = layout.extents["m"], layout.ranks
+    if m % rows or layout.extents.get("b", 1) >= ranks:
+        return {}
+    most = max(largest["m"] // rows, 1)
+    return {"m": min(-(-m // (ranks * rows)), most) * rows}
+
+
 def prepare_gpu(
     kind: str,
     layout: Blocked,
@@ -128,16 +170,13 @@ def prepare_gpu(
     options: Options,
 ) -> tuple[Blocked, PallasKernel, Plan]:
     """As ``prepare``, for the tensor cores of a GPU: tiles of a fixed size, cut by the edge."""
-    asked = options.tile_sizes
-    unknown = set(asked) - set(largest)
-    if unknown:
-        raise InputError(f"tiles: {sorted(unknown)} are no letters; known: {sorted(largest)}")
     tiles, config = contraction_mosaic_gpu.choose_config(
-        layout.lhs, layout.out, layout.extents, asked, out_dtype
+        layout.lhs, layout.out, layout.extents, options.tile_sizes, out_dtype
     )
     if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
         layout = layout.ungrouped()
-    plan = _plan(kind, layout, dtype if layout.place != "out" else out_dtype, tiles, options)
+    moved = dtype if layout.place != "out" else out_dtype
+    plan = plan_for(kind, layout, moved, tiles, options)
     kernel = contraction_mosaic_gpu.contraction(
         layout.lhs,
         layout.rhs,
@@ -157,9 +196,6 @@ def choose_tiles(
 
     A letter that is not reduced and has no divisor near ``largest`` is cut raggedly instead.
     """
-    unknown = set(asked) - set(largest)
-    if unknown:
-        raise InputError(f"tiles: {sorted(unknown)} are no letters; known: {sorted(largest)}")
     tiles = {}
     for letter, most in largest.items():
         extent = layout.extents[letter]
@@ -169,40 +205,3 @@ def choose_tiles(
         keep = letter in asked or (not reduced and divisor < size // 2)
         tiles[letter] = size if keep and not (reduced and extent % size) else divisor
     return tiles
-
-
-def _plan(
-    kind: str,
-    layout: Blocked,
-    dtype: str,
-    tiles: Mapping[str, int],
-    options: Options,
-) -> Plan:
-    if isinstance(options.plan, Plan):
-        return options.plan
-    name = options.plan or TEMPLATES[kind]
-    axis, pieces = _split(kind, layout, tiles, options.split or 1)
-    common = {"dtype": dtype, "split": pieces, "split_axis": axis}
-    if kind == "all_gather":
-        common |= {"axis": layout.gather, "tensor": "x"}
-    elif kind == "all_to_all":
-        common |= {"split_from": layout.gather, "split_to": layout.scatter, "tensor": "x"}
-        common |= {"produced": layout.place == "out"}
-    else:
-        common |= {"axis": max(layout.scatter, 0), "tensor": "y"}
-    return templates.get(name)(layout.ranks, layout.plan_shape, **common)
-
-
-def _split(kind: str, layout: Blocked, tiles: Mapping[str, int], wanted: int) -> tuple[int, int]:
-    """The dimension to cut chunks along, and into how many pieces.
-
-    Pieces that land beside a tile, to be added to it, must hold whole tiles.
-    """
-    letters = layout.exchanged
-    axis = next(d for d, letter in enumerate(letters) if letter in matmul_tpu.MATRIX_LETTERS)
-    letter = letters[axis]
-    if kind in ("all_gather", "all_to_all"):
-        return axis, wanted
-    extent, tile = layout.extents[letter], tiles[letter]
-    whole = [p for p in range(1, wanted + 1) if extent % p == 0 and (extent // p) % tile == 0]
-    return axis, max(whole, default=1)

@@ -52,7 +52,9 @@ def matmul_reduce_scatter(
     spec = _SPECS.get(scatter)
     if spec is None:
         raise InputError(f"matmul_reduce_scatter: scatter must be 'm' or 'n', found {scatter!r}")
-    options = Options(backend=backend, target=target, plan=plan, split=split, tiles=tiles, launch=launch)
+    options = Options(
+        backend=backend, target=target, plan=plan, split=split, tiles=tiles, launch=launch
+    )
     return matmul_like(
         "matmul_reduce_scatter", x, w, spec, axis_name, preferred_element_type, options
     )

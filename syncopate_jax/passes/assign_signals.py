@@ -21,7 +21,6 @@ from syncopate_jax.ir.schedule import Rows, Schedule
 from syncopate_jax.passes.build_depgraph import DepGraph
 from syncopate_jax.passes.order_tiles import TileOrder
 from syncopate_jax.passes.place_waits import TileWaits
-from syncopate_jax.passes.tile_sets import expand
 
 Array = np.ndarray
 
@@ -38,8 +37,8 @@ class _Assigner:
         self.ops, self.ranks = graph.plan.num_ops, graph.plan.num_ranks
         self.tiles, self.steps = graph.space.num_tiles, graph.space.num_steps
         # What is waited for: an operation's row, or the number of operations plus an event.
-        self.kinds = max(self.ops + graph.num_events, 1)
-        self.count = np.concatenate([np.ones(self.ops, np.int64), np.diff(graph.event_start)])
+        self.kinds = max(self.ops + graph.events.count, 1)
+        self.count = np.concatenate([np.ones(self.ops, np.int64), np.diff(graph.events.start)])
 
     def schedule(self) -> Schedule:
         graph, waits, c = self.graph, self.waits, self.columns
@@ -93,8 +92,8 @@ class _Assigner:
         value = np.stack([rank, self.slot], axis=1)
         by_op = thing < self.ops
         event = thing[~by_op] - self.ops
-        owner, entry = expand(self.graph.event_start, event)
-        at = self.waits.position[self.graph.event_tile[entry]]
+        owner, tile = self.graph.events.expand(event)
+        at = self.waits.position[tile]
         rows = self.ranks * self.tiles
         return {
             "op_signals": Rows.grouped(thing[by_op], value[by_op], self.ops),

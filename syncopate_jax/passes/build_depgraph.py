@@ -15,20 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from syncopate_jax.check.report import Report
-from syncopate_jax.errors import PlanError, UnsupportedError
+from syncopate_jax.errors import InputError, PlanError, UnsupportedError
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.access import Access, AnyAccess
 from syncopate_jax.kernel.axis_map import AxisMap
 from syncopate_jax.kernel.frame import Frame, frames
 from syncopate_jax.kernel.tiles import TileSpace
-from syncopate_jax.passes.tile_sets import Touched, expand, touched
+from syncopate_jax.passes.tile_sets import Sets, Touched, join_sets, touched
 
 Array = np.ndarray
 NO_END = np.iinfo(np.int64).max
+NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,11 +42,11 @@ class DepGraph:
 
     Attributes:
       lands: [ops] whether the operation is a reduction that the epilogue of tiles adds.
-      need_op, need_tile, need_steps: the tile reads what the operation writes, at the steps in
-        that row of ``step_sets``.
-      step_sets: [sets, steps] bool.
-      addend_op, addend_tile: the tile adds the operation's landing.
-      event_start, event_tile: tiles of each event, as compressed rows.
+      need_op, need_tiles, need_steps: tiles in that set of ``tile_sets``, on the rank that receives
+        the operation's data, read it, at the steps in that row of ``step_sets``.
+      tile_sets: sets of linear tiles. step_sets: [sets, steps] bool.
+      addend_op, addend_tile: the tile adds the operation's landing; sorted.
+      events: the tiles of each event.
       event_op, event: the operation waits for the event.
       after_op, after_dep: the operation waits for the completion of another, which does not land.
     """
@@ -53,21 +55,22 @@ class DepGraph:
     space: TileSpace
     lands: Array
     need_op: Array
-    need_tile: Array
+    need_tiles: Array
     need_steps: Array
+    tile_sets: Sets
     step_sets: Array
     addend_op: Array
     addend_tile: Array
-    event_start: Array
-    event_tile: Array
+    events: Sets
     event_op: Array
     event: Array
     after_op: Array
     after_dep: Array
 
     @property
-    def num_events(self) -> int:
-        return len(self.event_start) - 1
+    def need_rank(self) -> Array:
+        """[needs] the rank whose tiles read the data."""
+        return self.plan.columns.dst_rank[self.need_op].astype(np.int64)
 
 
 def build_depgraph(
@@ -77,7 +80,7 @@ def build_depgraph(
 
     Raises:
       UnsupportedError: the plan has collectives.
-      InputError: the axis map does not fit plan and operands.
+      InputError: the axis map does not fit plan and operands, or a reduction axis is empty.
       PlanError: an operation waits for a chunk that no tile produces, writes plainly into what
         tiles write, or reduces into a box that they write only in part; all such faults at once.
     """
@@ -85,6 +88,12 @@ def build_depgraph(
         raise UnsupportedError(
             f"plan {plan.name}: a schedule takes transfers only; expand the plan's collectives "
             f"first (pass expand_collectives)"
+        )
+    empty = [axis.name for axis in space.reduction if axis.count == 0]
+    if empty:
+        raise InputError(
+            f"plan {plan.name}: reduction axis {empty[0]} of the tile space has extent 0, so tiles "
+            f"would have no step to run; compute without fusion (backend 'xla')"
         )
     return _Builder(plan, space, frames(plan, axis_map, accesses)).build()
 
@@ -99,34 +108,32 @@ class _Builder:
 
     def build(self) -> DepGraph:
         lands, addend_op, addend_tile = self._addends()
-        need_op, need_tile, need_steps, step_sets = self._needs()
-        chunk_owner, chunk_rank, chunk_tile, chunk_op = self._produced()
+        needs = self._needs()
+        chunk_owner, chunk_tile, chunk_op = self._produced()
         after_op, after_dep = self.columns.dep_owner(), self.columns.dep_row(self.plan.num_ranks)
         after_op, after_dep = after_op[after_dep >= 0], after_dep[after_dep >= 0]
         landed = lands[after_dep]
         if self.report.findings:
             raise PlanError(self.plan.name, self.report.findings)
         # Completion of a landing is completion of the tiles that add it: more chunks to wait for.
-        waits_op, waits_dep = after_op[landed], after_dep[landed]
-        starts = np.searchsorted(addend_op, np.arange(self.plan.num_ops + 1))
-        owner, entry = expand(starts, waits_dep)
-        chunk = np.concatenate([chunk_owner, owner + len(chunk_op)])
-        tile = np.concatenate([chunk_rank * self.tiles + chunk_tile, addend_tile[entry]])
-        event_start, event_tile, event_op, event = _events(
-            chunk, tile, np.concatenate([chunk_op, waits_op]), self.tiles
+        adding = Sets.of(addend_op, addend_tile, self.plan.num_ops)
+        known, which = np.unique(after_dep[landed], return_inverse=True)
+        owner, tile = adding.expand(known)
+        chunks = Sets.of(chunk_owner, chunk_tile, len(chunk_op))
+        events, event_op, event = _events(
+            join_sets([chunks, Sets.of(owner, tile, len(known))]),
+            np.concatenate([chunk_op, after_op[landed]]),
+            np.concatenate([np.arange(len(chunk_op)), which + len(chunk_op)]),
+            self.tiles,
         )
         return DepGraph(
             plan=self.plan,
             space=self.space,
             lands=lands,
-            need_op=need_op,
-            need_tile=need_tile,
-            need_steps=need_steps,
-            step_sets=step_sets,
+            **needs,
             addend_op=addend_op,
             addend_tile=addend_tile,
-            event_start=event_start,
-            event_tile=event_tile,
+            events=events,
             event_op=event_op,
             event=event,
             after_op=after_op[~landed],
@@ -136,55 +143,65 @@ class _Builder:
     def _touch(self, frame: Frame, rank: Array, lo: Array, hi: Array) -> Touched:
         return touched(frame.access, self.space, *frame.to_operand(rank, lo, hi))
 
-    def _needs(self) -> tuple[Array, Array, Array, Array]:
-        c, parts, sets = self.columns, [], [np.zeros((0, self.space.num_steps), bool)]
+    def _needs(self) -> dict[str, Any]:
+        c = self.columns
+        entries, tile_sets = [np.zeros((3, 0), np.int64)], [Sets(np.zeros(1, np.int64), NONE)]
+        step_sets = [np.zeros((0, self.space.num_steps), bool)]
         for frame in self.reads:
             rows = np.flatnonzero(c.dst_tensor == frame.tensor)
             found = self._touch(frame, c.dst_rank[rows], c.dst_lo[rows], c.dst_hi[rows])
-            op = rows[found.box]
-            tile = c.dst_rank[op] * self.tiles + found.tile
-            parts.append(np.stack([op, tile, found.steps + sum(map(len, sets))]))
-            sets.append(found.step_sets)
-        joined = np.concatenate([np.zeros((3, 0), np.int64), *parts], axis=1).astype(np.int64)
-        return joined[0], joined[1], joined[2], np.concatenate(sets)
+            tiles = found.tiles + sum(sets.count for sets in tile_sets)
+            steps = found.steps + sum(len(sets) for sets in step_sets)
+            entries.append(np.stack([rows[found.box], tiles, steps]))
+            tile_sets.append(found.tile_sets)
+            step_sets.append(found.step_sets)
+        op, tiles, steps = np.concatenate(entries, axis=1)
+        return {
+            "need_op": op,
+            "need_tiles": tiles,
+            "need_steps": steps,
+            "tile_sets": join_sets(tile_sets),
+            "step_sets": np.concatenate(step_sets),
+        }
 
     def _addends(self) -> tuple[Array, Array, Array]:
         c = self.columns
         lands = np.zeros(c.n, bool)
-        parts = []
+        parts = [np.zeros((2, 0), np.int64)]
         for frame in self.writes:
             rows = np.flatnonzero(c.dst_tensor == frame.tensor)
             found = self._touch(frame, c.dst_rank[rows], c.dst_lo[rows], c.dst_hi[rows])
-            op = rows[found.box]
-            hit = np.unique(op)
+            hit = np.unique(rows[found.box])
             self._refuse_writes(hit[c.reduce[hit] == 0])
             hit = hit[c.reduce[hit] > 0]
             covered = self._covered(frame, c.dst_rank[hit], c.dst_lo[hit], c.dst_hi[hit])
             self._refuse_partial(frame, hit[~covered])
             lands[hit] = True
-            adds = c.reduce[op] > 0
-            tile = c.dst_rank[op] * self.tiles + found.tile
-            parts.append(np.stack([op[adds], tile[adds]]))
-        joined = np.concatenate([np.zeros((2, 0), np.int64), *parts], axis=1).astype(np.int64)
-        order = np.lexsort(joined[::-1])
-        return lands, joined[0, order], joined[1, order]
+            box, tile = found.pairs()
+            op = rows[box]
+            parts.append(np.stack([op, c.dst_rank[op] * self.tiles + tile])[:, c.reduce[op] > 0])
+        op, tile = np.concatenate(parts, axis=1)
+        order = np.lexsort((tile, op))
+        return lands, op[order], tile[order]
 
-    def _produced(self) -> tuple[Array, Array, Array, Array]:
-        """Compute dependencies: (chunk, rank, tile) triples and the operation of each chunk."""
+    def _produced(self) -> tuple[Array, Array, Array]:
+        """Compute dependencies: (chunk, tile) pairs and the operation that waits for each chunk."""
         c = self.columns
-        owners, sizes = c.cdep_owner(), np.prod((c.cdep_hi - c.cdep_lo).astype(np.int64), axis=1)
+        sizes = np.prod((c.cdep_hi - c.cdep_lo).astype(np.int64), axis=1)
         made = sizes <= 0  # nothing to wait for
-        parts = []
+        parts = [np.zeros((2, 0), np.int64)]
         for frame in self.writes:
             deps = np.flatnonzero((c.cdep_tensor == frame.tensor) & ~made)
             box = (c.cdep_rank[deps], c.cdep_lo[deps], c.cdep_hi[deps])
             found = self._touch(frame, *box)
             made[deps] = self._covered(frame, *box)
-            dep = deps[found.box]
-            parts.append(np.stack([dep, c.cdep_rank[dep], found.tile]))
+            which, tile = found.pairs()
+            dep = deps[which]
+            parts.append(np.stack([dep, c.cdep_rank[dep] * self.tiles + tile]))
         self._refuse_unmade(np.flatnonzero(~made))
-        joined = np.concatenate([np.zeros((3, 0), np.int64), *parts], axis=1).astype(np.int64)
-        return joined[0], joined[1], joined[2], owners
+        chunk, tile = np.concatenate(parts, axis=1)
+        order = np.lexsort((tile, chunk))
+        return chunk[order], tile[order], c.cdep_owner()
 
     def _covered(self, frame: Frame, rank: Array, lo: Array, hi: Array) -> Array:
         """Whether the tiles of each rank write all of each box."""
@@ -253,43 +270,34 @@ class _Builder:
             )
 
 
-def _events(
-    chunk: Array, tile: Array, chunk_op: Array, num_tiles: int
-) -> tuple[Array, Array, Array, Array]:
-    """Events from (chunk, tile) pairs: chunks of the same tiles are one event.
+def _events(chunks: Sets, op: Array, chunk: Array, num_tiles: int) -> tuple[Sets, Array, Array]:
+    """Events, and pairs of an operation and an event, from tiles of chunks and who waits for them.
 
-    An event whose tiles all belong to another event of the same operation is left out there.
-    Events are numbered by rank and first tile. ``chunk_op``: the operation that waits for a chunk.
+    Chunks of the same tiles are one event. An event whose tiles all belong to another event of the
+    same operation is left out there. Events are numbered by rank and first tile.
     """
-    order = np.lexsort((tile, chunk))
-    chunk, tile = chunk[order], tile[order]
-    start = np.searchsorted(chunk, np.arange(len(chunk_op) + 1))
-    sets: dict[bytes, list[int]] = {}
-    keys = []
-    for a, b in zip(start[:-1].tolist(), start[1:].tolist(), strict=True):
-        key = tile[a:b].tobytes()
-        sets.setdefault(key, [a, b])
-        keys.append(key)
-    kept = sorted((tuple(tile[a:b].tolist()), key) for key, (a, b) in sets.items() if b > a)
+    keys = [chunks.row(i).tobytes() for i in range(chunks.count)]
+    first = {key: i for i, key in reversed([*enumerate(keys)])}
+    kept = sorted((tuple(chunks.row(i).tolist()), key) for key, i in first.items() if key)
     number = {key: i for i, (_, key) in enumerate(kept)}
-    events = [np.array(tiles, np.int64) for tiles, _ in kept]
+    ends = np.cumsum([0, *(len(tiles) for tiles, _ in kept)])
+    events = Sets(ends, np.array([tile for tiles, _ in kept for tile in tiles], np.int64))
     wanted: dict[int, set[int]] = {}
-    for op, key in zip(chunk_op.tolist(), keys, strict=True):
-        if key in number:
-            wanted.setdefault(op, set()).add(number[key])
-    pairs = [(op, e) for op in sorted(wanted) for e in _maximal(wanted[op], events, num_tiles)]
-    ends = np.cumsum([0, *(len(tiles) for tiles in events)])
-    op, event = np.array(pairs, np.int64).reshape(-1, 2).T
-    return ends, np.concatenate([np.zeros(0, np.int64), *events]), op, event
+    for waiter, awaited in zip(op.tolist(), chunk.tolist(), strict=True):
+        if keys[awaited]:
+            wanted.setdefault(waiter, set()).add(number[keys[awaited]])
+    pairs = [(one, e) for one in sorted(wanted) for e in _maximal(wanted[one], events, num_tiles)]
+    event_op, event = np.array(pairs, np.int64).reshape(-1, 2).T
+    return events, event_op, event
 
 
-def _maximal(found: set[int], events: list[Array], num_tiles: int) -> list[int]:
+def _maximal(found: set[int], events: Sets, num_tiles: int) -> list[int]:
     """The events that are no proper part of another one in ``found``."""
     if len(found) == 1:
         return list(found)
 
     def inside(a: int, b: int) -> bool:
-        one, other = events[a], events[b]
+        one, other = events.row(a), events.row(b)
         return (
             one[0] // num_tiles == other[0] // num_tiles
             and len(one) < len(other)

@@ -27,7 +27,7 @@ from syncopate_jax.errors import PlanError
 from syncopate_jax.ir.arguments import integer, one_of
 from syncopate_jax.kernel.tiles import TileSpace
 from syncopate_jax.passes.build_depgraph import DepGraph
-from syncopate_jax.passes.tile_sets import expand
+from syncopate_jax.passes.tile_sets import Sets, join_sets
 
 Array = np.ndarray
 INTRA = ("natural", "grouped", "snake")
@@ -73,13 +73,15 @@ def order_tiles(
     one_of(where, "intra", intra, INTRA)
     one_of(where, "inter", inter, INTER)
     integer(where, "group", group, 1)
-    start, finish, event_due = _estimate(graph)
+    bundles = _bundles(graph)
+    start, finish, event_due = _estimate(graph, bundles)
     ranks, tiles = graph.plan.num_ranks, graph.space.num_tiles
-    ready = np.zeros(ranks * tiles, np.int64)
-    np.maximum.at(ready, graph.need_tile, finish[graph.need_op])
-    np.maximum.at(ready, graph.addend_tile, finish[graph.addend_op])
-    due = np.full(ranks * tiles, NEVER)
-    np.minimum.at(due, graph.event_tile, np.repeat(event_due, np.diff(graph.event_start)))
+    ready: Array = np.zeros(ranks * tiles, np.int64)
+    arrived = np.zeros(bundles.tiles.count, np.int64)
+    np.maximum.at(arrived, bundles.of_op, finish[bundles.op])
+    np.maximum.at(ready, bundles.tiles.items, arrived[bundles.tiles.owner])
+    due: Array = np.full(ranks * tiles, NEVER)
+    np.minimum.at(due, graph.events.items, event_due[graph.events.owner])
     ready, due = ready.reshape(ranks, tiles), due.reshape(ranks, tiles)
     chunk = np.zeros((ranks, tiles), np.int64) if inter == "natural" else _dense(ready, due)
     order = _sorted_tiles(graph.space, chunk, intra, group).astype(np.int32)
@@ -87,7 +89,36 @@ def order_tiles(
     return TileOrder(order, k_order, ready, due, start, finish)
 
 
-def _estimate(graph: DepGraph) -> tuple[Array, Array, Array]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Bundles:
+    """Tiles of one rank that wait for the same data, so that they are looked at once.
+
+    Attributes:
+      tiles: of each bundle.
+      of_op, op: the tiles of the bundle need or add what the operation brings.
+    """
+
+    tiles: Sets
+    of_op: Array
+    op: Array
+
+
+def _bundles(graph: DepGraph) -> _Bundles:
+    sets, tiles = graph.tile_sets.count, graph.space.num_tiles
+    known, which = np.unique(graph.need_rank * sets + graph.need_tiles, return_inverse=True)
+    rank, chosen = np.divmod(known, max(sets, 1))
+    owner, tile = graph.tile_sets.expand(chosen)
+    needed = Sets.of(owner, rank[owner] * tiles + tile, len(known))
+    landed, adding = np.unique(graph.addend_op, return_inverse=True)
+    added = Sets.of(adding, graph.addend_tile, len(landed))
+    return _Bundles(
+        join_sets([needed, added]),
+        np.concatenate([which, len(known) + np.arange(len(landed))]),
+        np.concatenate([graph.need_op, landed]),
+    )
+
+
+def _estimate(graph: DepGraph, bundles: _Bundles) -> tuple[Array, Array, Array]:
     """Start and finish of every operation, and when each event is first needed.
 
     The longest path through operations, their ports and the events between them; an event is
@@ -95,16 +126,18 @@ def _estimate(graph: DepGraph) -> tuple[Array, Array, Array]:
     """
     c, n = graph.plan.columns, graph.plan.num_ops
     size = np.maximum(c.dst_size(), 1).tolist()
+    count = n + graph.events.count
     edges = np.concatenate(
         [
             np.stack([graph.after_dep, graph.after_op]),
             np.stack([graph.event + n, graph.event_op]),
-            _feeds(graph) + np.array([[0], [n]]),
+            np.stack([bundles.op, bundles.of_op + count]),
+            _feeds(graph, bundles) + np.array([[count], [n]]),
             _ports(graph),
         ],
         axis=1,
     )
-    count = n + graph.num_events
+    count += bundles.tiles.count
     waiting = np.bincount(edges[1], minlength=count).tolist()
     by_source = edges[:, np.argsort(edges[0], kind="stable")]
     row = np.searchsorted(by_source[0], np.arange(count + 1)).tolist()
@@ -122,23 +155,21 @@ def _estimate(graph: DepGraph) -> tuple[Array, Array, Array]:
     if len(ready) < count:
         _refuse_circle(graph, waiting)
     starts = np.array(start[:n], np.int64)
-    event_due = np.full(graph.num_events, NEVER)
+    event_due = np.full(graph.events.count, NEVER)
     np.minimum.at(event_due, graph.event, starts[graph.event_op])
     return starts, np.array(finish[:n], np.int64), event_due
 
 
-def _feeds(graph: DepGraph) -> Array:
-    """[2, pairs] operation and event: a tile of the event needs or adds the operation's data."""
-    op = np.concatenate([graph.need_op, graph.addend_op])
-    if not len(op) or not graph.num_events:
+def _feeds(graph: DepGraph, bundles: _Bundles) -> Array:
+    """[2, pairs] bundle and event that have a tile in common."""
+    if not bundles.tiles.count or not graph.events.count:
         return np.zeros((2, 0), np.int64)
-    tile = np.concatenate([graph.need_tile, graph.addend_tile])
-    op = op[np.argsort(tile, kind="stable")]
+    by_tile = np.argsort(bundles.tiles.items, kind="stable")
     total = graph.plan.num_ranks * graph.space.num_tiles
-    starts = np.searchsorted(np.sort(tile), np.arange(total + 1))
-    owner, entry = expand(starts, graph.event_tile)
-    event = np.repeat(np.arange(graph.num_events), np.diff(graph.event_start))[owner]
-    return np.array(np.divmod(np.unique(op[entry] * graph.num_events + event), graph.num_events))
+    of_tile = Sets.of(bundles.tiles.items[by_tile], bundles.tiles.owner[by_tile], total)
+    owner, bundle = of_tile.expand(graph.events.items)
+    event = graph.events.owner[owner]
+    return np.stack(np.divmod(np.unique(bundle * graph.events.count + event), graph.events.count))
 
 
 def _ports(graph: DepGraph) -> Array:
@@ -162,7 +193,7 @@ def _refuse_circle(graph: DepGraph, waiting: list[int]) -> None:
     def text(row: int) -> str:
         shown = []
         for event in events.get(row, []):
-            tiles = graph.event_tile[graph.event_start[event] : graph.event_start[event + 1]]
+            tiles = graph.events.row(event)
             rank, first = divmod(int(tiles[0]), graph.space.num_tiles)
             shown.append(f"{len(tiles)} tiles of rank {rank} from tile {first} on")
         after = graph.after_dep[graph.after_op == row].tolist()
@@ -205,6 +236,7 @@ def _sorted_tiles(space: TileSpace, chunk: Array, intra: str, group: int) -> Arr
     np.minimum.at(first, flat, row)
     row = row - first[flat]
     rank = np.repeat(np.arange(ranks), tiles)
+    keys: tuple[Array, ...]
     if intra == "grouped":
         keys = (row % group, column, row // group, batch, chunk.ravel(), rank)
     else:

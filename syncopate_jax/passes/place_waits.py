@@ -21,6 +21,7 @@ import numpy as np
 from syncopate_jax.ir.arguments import integer
 from syncopate_jax.passes.build_depgraph import DepGraph
 from syncopate_jax.passes.order_tiles import TileOrder
+from syncopate_jax.passes.tile_sets import Sets
 
 Array = np.ndarray
 
@@ -57,36 +58,49 @@ def place_waits(
     position = np.zeros(ranks * tiles, np.int64)
     base = np.arange(ranks)[:, None] * tiles
     position[order.order + base] = np.arange(tiles) + base
-    op = np.concatenate([graph.need_op, graph.addend_op])
-    at = position[np.concatenate([graph.need_tile, graph.addend_tile])]
-    epilogue = np.full(len(graph.addend_op), graph.space.num_steps)
-    place = np.concatenate([_first_step(graph, order), epilogue])
-    if len(op):
-        keys = _first_places(op, at, place, tiles, workers if minimal else tiles, graph)
-        at, place, op = at[keys], place[keys], op[keys]
-    return TileWaits(at, place, op, position, workers)
+    walkers = workers if minimal else max(tiles, 1)
+    parts = (_needs(graph, order, position, walkers), _addends(graph, position))
+    op, at, place = np.concatenate(parts, axis=1)
+    kept = _first_places(op, at * (graph.space.num_steps + 1) + place, at % max(tiles, 1) % walkers)
+    return TileWaits(at[kept], place[kept], op[kept], position, workers)
+
+
+def _needs(graph: DepGraph, order: TileOrder, position: Array, walkers: int) -> Array:
+    """[3, waits] operation, tile row and step position: of each tile set each walker's first."""
+    sets, tiles = graph.tile_sets.count, max(graph.space.num_tiles, 1)
+    known, which = np.unique(graph.need_rank * sets + graph.need_tiles, return_inverse=True)
+    rank, chosen = np.divmod(known, max(sets, 1))
+    owner, tile = graph.tile_sets.expand(chosen)
+    at = position[rank[owner] * tiles + tile]
+    kept = _first_places(owner, at, at % tiles % walkers)
+    kept = kept[np.argsort(owner[kept], kind="stable")]
+    firsts = Sets.of(owner[kept], at[kept], len(known))
+    entry, row = firsts.expand(which)
+    return np.stack([graph.need_op[entry], row, _first_step(graph, order)[entry]])
+
+
+def _addends(graph: DepGraph, position: Array) -> Array:
+    """[3, waits] operation, tile row and the place before the epilogue."""
+    place = np.full(len(graph.addend_op), graph.space.num_steps)
+    return np.stack([graph.addend_op, position[graph.addend_tile], place])
 
 
 def _first_step(graph: DepGraph, order: TileOrder) -> Array:
-    """[needs] first position in the rank's step order at which the tile reads the data."""
+    """[needs] first position in the rank's step order at which the tiles read the data."""
     if not len(graph.need_op):
         return np.zeros(0, np.int64)
     sets = len(graph.step_sets)
-    known, which = np.unique(graph.need_op * sets + graph.need_steps, return_inverse=True)
-    op, chosen = np.divmod(known, sets)
-    walked = order.k_order[graph.plan.columns.dst_rank[op]]
-    found = np.take_along_axis(graph.step_sets[chosen], walked.astype(np.int64), axis=1)
-    return np.argmax(found, axis=1)[which]
+    known, which = np.unique(graph.need_rank * sets + graph.need_steps, return_inverse=True)
+    rank, chosen = np.divmod(known, sets)
+    walked = order.k_order[rank].astype(np.int64)
+    return np.argmax(np.take_along_axis(graph.step_sets[chosen], walked, axis=1), axis=1)[which]
 
 
-def _first_places(
-    op: Array, at: Array, place: Array, tiles: int, workers: int, graph: DepGraph
-) -> Array:
-    """Entries to keep: for each operation and worker the first place, in sorted order."""
-    when = at * (graph.space.num_steps + 1) + place
-    owner = op * workers + at % tiles % workers
+def _first_places(thing: Array, when: Array, walker: Array) -> Array:
+    """Entries to keep, by when: the first of each thing and walker."""
+    owner = thing * (walker.max(initial=0) + 1) + walker
     order = np.lexsort((when, owner))
     first = np.ones(len(order), bool)
     first[1:] = owner[order][1:] != owner[order][:-1]
     kept = order[first]
-    return kept[np.lexsort((op[kept], when[kept]))]
+    return kept[np.lexsort((thing[kept], when[kept]))]

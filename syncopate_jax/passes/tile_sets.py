@@ -1,64 +1,104 @@
-"""Which tiles, and which of their reduction steps, touch each of many boxes of one operand."""
+"""Which tiles, and which of their reduction steps, touch each of many boxes of one operand.
+
+Boxes share sets of tiles and of steps, so each distinct set is kept once: in a gathered contraction
+every transfer feeds every tile, and pairs of them would be millions.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from syncopate_jax.kernel.access import Access, AnyAccess
+from syncopate_jax.kernel.access import Access, AnyAccess, BoxAccess
 from syncopate_jax.kernel.tiles import TileSpace
 
 Array = np.ndarray
+Range = tuple[Array, Array, int]
+"""Per box the first and past-last index along an axis, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sets:
+    """Sets of numbers as compressed rows: set i is ``items[start[i]:start[i + 1]]``, ascending."""
+
+    start: Array
+    items: Array
+
+    @classmethod
+    def of(cls, owner: Array, items: Array, count: int) -> Sets:
+        """``count`` sets from items and the set of each, sorted by set and item."""
+        return cls(np.searchsorted(owner, np.arange(count + 1)), items)
+
+    @property
+    def count(self) -> int:
+        return len(self.start) - 1
+
+    @property
+    def owner(self) -> Array:
+        """[items] the set of each item."""
+        return np.repeat(np.arange(self.count), np.diff(self.start))
+
+    def row(self, i: int) -> Array:
+        """The items of set ``i``."""
+        return self.items[self.start[i] : self.start[i + 1]]
+
+    def expand(self, picks: Array) -> tuple[Array, Array]:
+        """Items of the sets ``picks``: (position in ``picks``, item), in that order."""
+        size = np.diff(self.start)[picks]
+        owner = np.repeat(np.arange(len(picks)), size)
+        entry = np.arange(len(owner)) - (np.cumsum(size) - size)[owner] + self.start[picks][owner]
+        return owner, self.items[entry]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Touched:
-    """Pairs of a box and a tile that touches it.
+    """Entries (box, tile set, step set): the tiles touch the box, at those steps.
 
     Attributes:
-      box: [pairs] number of the box, ascending.
-      tile: [pairs] linear tile, ascending for one box.
-      steps: [pairs] row of ``step_sets``.
-      step_sets: [sets, steps] bool: the reduction steps at which it does.
+      box: [entries] number of the box, ascending.
+      tiles: [entries] set in ``tile_sets``, of linear tiles; none is empty.
+      steps: [entries] row of ``step_sets`` [sets, steps] bool.
     """
 
     box: Array
-    tile: Array
+    tiles: Array
     steps: Array
+    tile_sets: Sets
     step_sets: Array
+
+    def pairs(self) -> tuple[Array, Array]:
+        """(box, tile) for every tile that touches a box, sorted."""
+        owner, tile = self.tile_sets.expand(self.tiles)
+        box = self.box[owner]
+        order = np.lexsort((tile, box))
+        return box[order], tile[order]
 
 
 def touched(access: AnyAccess, space: TileSpace, lo: Array, hi: Array) -> Touched:
     """Tiles that touch each box ``lo:hi`` [boxes, dims] of the operand, in elements.
 
-    Boxes that repeat are looked up once. An operand whose dimensions follow axes is never compared
-    box by box: a range along a dimension is a range of tiles along its axis.
+    An operand whose dimensions follow axes is never compared box by box: a range along a dimension
+    is a range of tiles along its axis.
     """
-    if not len(lo):
-        none = np.zeros(0, np.int64)
-        return Touched(none, none, none, np.zeros((0, space.num_steps), bool))
     both = np.concatenate([lo, np.maximum(hi, lo)], axis=1)
     known, which = np.unique(both, axis=0, return_inverse=True)
     low, high = np.split(known, 2, axis=1)
-    find = _along_axes if isinstance(access, Access) else _box_by_box
-    found = find(access, space, low, high)
-    return _repeated(found, which.reshape(-1), len(known))
+    if isinstance(access, Access):
+        found = _along_axes(access, space, low, high)
+    else:
+        found = _box_by_box(access, space, low, high)
+    owner, entry = Sets.of(found.box, np.arange(len(found.box)), len(known)).expand(
+        which.reshape(-1)
+    )
+    return Touched(owner, found.tiles[entry], found.steps[entry], found.tile_sets, found.step_sets)
 
 
-def expand(start: Array, picks: Array) -> tuple[Array, Array]:
-    """Entries of compressed rows ``picks``: (position in ``picks``, entry), in that order."""
-    size = np.diff(start)[picks]
-    owner = np.repeat(np.arange(len(picks)), size)
-    first = np.cumsum(size) - size
-    return owner, np.arange(len(owner)) - first[owner] + start[picks][owner]
-
-
-def _repeated(found: Touched, which: Array, count: int) -> Touched:
-    """The pairs of unique boxes given again for each box; ``which``: its unique box."""
-    start = np.searchsorted(found.box, np.arange(count + 1))
-    owner, entry = expand(start, which)
-    return Touched(owner, found.tile[entry], found.steps[entry], found.step_sets)
+def join_sets(parts: Sequence[Sets]) -> Sets:
+    """The sets of all parts, numbered through."""
+    ends = np.cumsum(np.concatenate([[0], *(np.diff(part.start) for part in parts)]))
+    return Sets(ends, np.concatenate([part.items for part in parts]))
 
 
 def _along_axes(access: Access, space: TileSpace, lo: Array, hi: Array) -> Touched:
@@ -71,66 +111,70 @@ def _along_axes(access: Access, space: TileSpace, lo: Array, hi: Array) -> Touch
             first[name] = np.maximum(first[name], lo[:, d] // tile)
             last[name] = np.minimum(last[name], -(-hi[:, d] // tile))
     for name in last:
-        last[name][empty] = 0
-    box, tile = _grid([(first[a.name], last[a.name], a.count) for a in space.parallel], len(lo))
-    ranges = [(first[a.name], last[a.name], a.count) for a in space.reduction]
-    sets, steps = _step_ranges(ranges, len(lo), space.num_steps)
-    some = sets.any(axis=1)[steps[box]]
-    return Touched(box[some], tile[some], steps[box][some], sets)
+        empty |= last[name] <= first[name]
+    box = np.flatnonzero(~empty)
+    tile_sets, tiles = _grid_sets([(first[a.name], last[a.name], a.count) for a in space.parallel])
+    step_sets, steps = _grid_sets([(first[a.name], last[a.name], a.count) for a in space.reduction])
+    masks = np.zeros((step_sets.count, space.num_steps), bool)
+    masks[step_sets.owner, step_sets.items] = True
+    zero = np.zeros(len(lo), np.int64)
+    tiles, steps = (zero if found is None else found for found in (tiles, steps))
+    return Touched(box, tiles[box], steps[box], tile_sets, masks)
 
 
-def _step_ranges(
-    ranges: list[tuple[Array, Array, int]], count: int, num_steps: int
-) -> tuple[Array, Array]:
-    """The distinct step sets of boxes, and the set of each box."""
+def _grid_sets(ranges: list[Range]) -> tuple[Sets, Array | None]:
+    """Distinct sets of linear grid indices of each box, and the set of each (None: all the same).
+
+    Without axes there is the one index 0.
+    """
     if not ranges:
-        return np.ones((1, num_steps), bool), np.zeros(count, np.int64)
+        return Sets(np.array([0, 1]), np.zeros(1, np.int64)), None
     corners = np.stack([side for first, last, _ in ranges for side in (first, last)], axis=1)
     known, which = np.unique(corners, axis=0, return_inverse=True)
-    cut = [(known[:, 2 * i], known[:, 2 * i + 1], n) for i, (_, _, n) in enumerate(ranges)]
-    owner, step = _grid(cut, len(known))
-    sets = np.zeros((len(known), num_steps), bool)
-    sets[owner, step] = True
-    return sets, which.reshape(-1)
-
-
-def _grid(ranges: list[tuple[Array, Array, int]], boxes: int) -> tuple[Array, Array]:
-    """(box, linear index) of every grid point whose index along each axis lies in its range."""
-    extents = [np.maximum(last - first, 0) for first, last, _ in ranges]
-    size = np.ones(boxes, np.int64)
-    for extent in extents:
-        size *= extent
-    owner = np.repeat(np.arange(boxes), size)
+    size = np.ones(len(known), np.int64)
+    for i in range(len(ranges)):
+        size *= np.maximum(known[:, 2 * i + 1] - known[:, 2 * i], 0)
+    owner = np.repeat(np.arange(len(known)), size)
     rest = np.arange(len(owner)) - (np.cumsum(size) - size)[owner]
     linear, stride = np.zeros(len(owner), np.int64), 1
-    for (first, _, count), extent in zip(reversed(ranges), reversed(extents), strict=True):
-        rest, index = np.divmod(rest, extent[owner])
-        linear += (index + first[owner]) * stride
-        stride *= count
-    return owner, linear
+    for i in reversed(range(len(ranges))):
+        low, high = known[owner, 2 * i], known[owner, 2 * i + 1]
+        rest, index = np.divmod(rest, high - low)
+        linear += (index + low) * stride
+        stride *= ranges[i][2]
+    return Sets.of(owner, linear, len(known)), which.reshape(-1)
 
 
-def _box_by_box(access: AnyAccess, space: TileSpace, lo: Array, hi: Array) -> Touched:
+def _box_by_box(access: BoxAccess, space: TileSpace, lo: Array, hi: Array) -> Touched:
     low, high = access.boxes(space)
     sides = np.concatenate([low, high], axis=2).reshape(-1, 2 * low.shape[2])
     known, which = np.unique(sides, axis=0, return_inverse=True)
     which = which.reshape(low.shape[:2])
     tile_lo, tile_hi = np.split(known, 2, axis=1)
-    numbers: dict[bytes, int] = {}
-    rows, pairs = [], []
+    tile_sets: dict[bytes, tuple[int, Array]] = {}
+    step_sets: dict[bytes, tuple[int, Array]] = {}
+    entries = []
     for box in range(len(lo)):
         meets = np.all(np.maximum(tile_lo, lo[box]) < np.minimum(tile_hi, hi[box]), axis=1)
         at = meets[which]
         tiles = np.flatnonzero(at.any(axis=1))
-        masks, inverse = np.unique(at[tiles], axis=0, return_inverse=True)
-        ids = []
-        for mask in masks:
-            if mask.tobytes() not in numbers:
-                numbers[mask.tobytes()] = len(rows)
-                rows.append(mask)
-            ids.append(numbers[mask.tobytes()])
-        steps = np.array(ids, np.int64)[inverse.reshape(-1)]
-        pairs.append(np.stack([np.full(len(tiles), box), tiles, steps]))
-    joined = np.concatenate(pairs, axis=1).astype(np.int64)
-    sets = np.array(rows, bool).reshape(-1, space.num_steps)
-    return Touched(joined[0], joined[1], joined[2], sets)
+        masks, group = np.unique(at[tiles], axis=0, return_inverse=True)
+        for i, mask in enumerate(masks):
+            entries.append(
+                (box, _number(tile_sets, tiles[group.reshape(-1) == i]), _number(step_sets, mask))
+            )
+    which_box, which_tiles, which_steps = np.array(entries, np.int64).reshape(-1, 3).T
+    sets = [items for _, items in tile_sets.values()]
+    ends = np.cumsum([0, *(len(items) for items in sets)])
+    return Touched(
+        which_box,
+        which_tiles,
+        which_steps,
+        Sets(ends, np.concatenate([np.zeros(0, np.int64), *sets])),
+        np.array([mask for _, mask in step_sets.values()], bool).reshape(-1, space.num_steps),
+    )
+
+
+def _number(known: dict[bytes, tuple[int, Array]], items: Array) -> int:
+    """The number of a set among those seen so far."""
+    return known.setdefault(items.tobytes(), (len(known), items))[0]

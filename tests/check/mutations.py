@@ -171,6 +171,14 @@ def change_reduce(plan: Plan, lists: Lists, rng: random.Random) -> Plan:
     )  # fmt: skip
 
 
+def change_every_reduce(plan: Plan, lists: Lists, rng: random.Random) -> Plan | None:
+    """Every sum becomes a maximum and the other way round: one wrong word in a template."""
+    other = {"none": "none", "sum": "max", "max": "sum"}
+    if all(op.reduce == "none" for ops in lists for op in ops):
+        return None
+    return _rebuilt(plan, [[replace(op, reduce=other[op.reduce]) for op in ops] for ops in lists])
+
+
 def swap_ends(plan: Plan, lists: Lists, rng: random.Random) -> Plan:
     return _edit(
         plan,
@@ -259,9 +267,11 @@ def change_initial(plan: Plan, lists: Lists, rng: random.Random) -> Plan:
 
 def change_goal(plan: Plan, lists: Lists, rng: random.Random) -> Plan:
     def change(goal):
-        what = rng.randrange(4)
+        what = rng.randrange(5)
         if what == 0:
             return ()
+        if what == 4 and goal.ranks:
+            return (replace(goal, reduce="max" if goal.reduce == "sum" else "sum"),)
         if what == 1 and goal.ranks:
             return (replace(goal, ranks=goal.ranks[1:]),)
         if what == 2:
@@ -289,16 +299,16 @@ def add_op(plan: Plan, lists: Lists, rng: random.Random) -> Plan:
     return _rebuilt(plan, lists)
 
 
-FAULTS: dict[str, Callable[[Plan, Lists, random.Random], Plan]] = {
+FAULTS: dict[str, Callable[[Plan, Lists, random.Random], Plan | None]] = {
     "drop_dep": _without(OpDep),
     "drop_compute_dep": _without(ComputeDep),
     **{
         fault.__name__: fault
         for fault in (
             drop_op, repeat_op, swap_ops, swap_places, retarget_dep, add_dep, shrink_compute_dep,
-            change_src, change_dst, change_both, change_reduce, swap_ends, swap_boxes, change_end,
-            other_direction, change_channel, change_collective, reorder_group, change_initial,
-            change_goal, add_op,
+            change_src, change_dst, change_both, change_reduce, change_every_reduce, swap_ends,
+            swap_boxes, change_end, other_direction, change_channel, change_collective,
+            reorder_group, change_initial, change_goal, add_op,
         )
     },
 }  # fmt: skip

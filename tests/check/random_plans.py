@@ -107,11 +107,18 @@ class Maker:
         tiles = [ComputeDep(rank, Chunk(tensor.name, part)) for part in parts]
         return Held(rank, chunk, [], tiles if produced else [])
 
-    def goal(self, rank: int, chunk: Chunk, source: Chunk, ranks: tuple[int, ...] = ()) -> None:
+    def goal(
+        self,
+        rank: int,
+        chunk: Chunk,
+        source: Chunk,
+        ranks: tuple[int, ...] = (),
+        reduce: str = "sum",
+    ) -> None:
         origin = (source.tensor, source.box.lo)
         if chunk == source and self.rng.random() < 0.5:
             origin = ("", ())
-        self.goals.append(Goal(rank, chunk.tensor, chunk.box, *origin, ranks))
+        self.goals.append(Goal(rank, chunk.tensor, chunk.box, *origin, ranks, reduce))
 
     def move(
         self,
@@ -130,13 +137,15 @@ class Maker:
         self.streams[-1].append(step)
         return Held(rank, chunk, [step], [])
 
-    def spread(self, held: Held, source: Chunk, ranks: tuple[int, ...] = ()) -> None:
+    def spread(
+        self, held: Held, source: Chunk, ranks: tuple[int, ...] = (), reduce: str = "sum"
+    ) -> None:
         """Brings what is held to random ranks, each from a random one that has it already."""
         holders = [held]
         others = [rank for rank in range(self.ranks) if rank != held.rank]
         for rank in self.rng.sample(others, self.rng.randint(0, len(others))):
             new = self.move(self.via(self.rng.choice(holders)), rank, held.chunk)
-            self.goal(rank, held.chunk, source, ranks)
+            self.goal(rank, held.chunk, source, ranks, reduce)
             holders.append(new)
 
     def via(self, held: Held) -> Held:
@@ -203,8 +212,8 @@ class Maker:
                 new = self.move(total, part.rank, part.chunk, (), reduce)
                 total = Held(part.rank, part.chunk, new.after, part.tiles)
         source = Chunk(tensor.name, tensor.box)
-        self.goal(total.rank, total.chunk, source, ranks)
-        self.spread(total, source, ranks)
+        self.goal(total.rank, total.chunk, source, ranks, reduce)
+        self.spread(total, source, ranks, reduce)
 
     def reuse(self) -> None:
         """Pieces that pass through one slot of a rank; each waits until the last one has left."""
@@ -281,7 +290,7 @@ class Maker:
             steps.append(
                 self._part(held, "reduce_scatter", mine, group, reduce=reduce, split_axis=axis)
             )
-            self.goal(rank, mine, Chunk(tensor.name, box), group)
+            self.goal(rank, mine, Chunk(tensor.name, box), group, reduce)
         return steps
 
     def _all_reduce(self, group: tuple[int, ...]) -> list[Step]:
@@ -294,7 +303,7 @@ class Maker:
         for rank in group:
             held = self.start(rank, tensor, tensor.box)
             steps.append(self._part(held, "all_reduce", whole, group, reduce=reduce))
-            self.goal(rank, whole, Chunk(tensor.name, tensor.box), group)
+            self.goal(rank, whole, Chunk(tensor.name, tensor.box), group, reduce)
         return steps
 
     def _broadcast(self, group: tuple[int, ...]) -> list[Step]:

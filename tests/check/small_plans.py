@@ -35,12 +35,12 @@ def region(rank: int, text: str, produced: bool = False) -> Region:
     return Region(rank, found.tensor, found.box, produced)
 
 
-def goal(rank: int, text: str, *ranks: int, source: str = "") -> Goal:
+def goal(rank: int, text: str, *ranks: int, source: str = "", reduce: str = "sum") -> Goal:
     found = chunk(text)
     if not source:
-        return Goal(rank, found.tensor, found.box, ranks=ranks)
+        return Goal(rank, found.tensor, found.box, ranks=ranks, reduce=reduce)
     origin = chunk(source)
-    return Goal(rank, found.tensor, found.box, origin.tensor, origin.box.lo, ranks)
+    return Goal(rank, found.tensor, found.box, origin.tensor, origin.box.lo, ranks, reduce)
 
 
 def plan_of(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from syncopate_jax.check.execute import execute
-from syncopate_jax.check.goals import goal_reductions, run_goals
+from syncopate_jax.check.goals import run_goals
 from syncopate_jax.errors import DeadlockError, InputError, PlanError
 from syncopate_jax.ir.comm import ComputeDep, OpDep
 from syncopate_jax.ir.plan import Plan
@@ -80,7 +80,7 @@ def test_reduction_may_meet_what_tiles_have_yet_to_produce(reduce: str) -> None:
     plan = plan_of(
         [], [push(1, 0, PART, reduce=reduce)], [push(2, 0, PART, reduce=reduce)],
         initial=[region(0, PART, True), region(1, PART), region(2, PART)],
-        goals=[goal(0, PART, 0, 1, 2)],
+        goals=[goal(0, PART, 0, 1, 2, reduce=reduce)],
     )  # fmt: skip
     assert all(all_right(plan, seed) for seed in ORDERS)
 
@@ -188,11 +188,17 @@ def test_deadlock_of_many_is_cut_short() -> None:
         execute(plan_of(*ring, initial=[], goals=[]), {})
 
 
-def test_goals_know_how_they_are_reduced() -> None:
-    lists = [[], [push(1, 0, PART, reduce="max"), push(1, 0, WHOLE)]]
+@pytest.mark.parametrize("kinds", [("sum", "max"), ("max", "sum")])
+def test_goals_are_reduced_as_they_say(kinds: tuple[str, str]) -> None:
+    top, bottom = "y[0:2,0:6]", "y[2:4,0:6]"
+    both = list(zip((top, bottom), kinds, strict=True))
     plan = plan_of(
-        *lists, initial=[region(0, PART), region(1, PART), region(1, WHOLE)],
-        goals=[goal(0, PART, 0, 1), goal(0, WHOLE)],
+        [], [push(1, 0, half, reduce=kind) for half, kind in both],
+        initial=[region(0, PART), region(1, PART)],
+        goals=[goal(0, half, 0, 1, reduce=kind) for half, kind in both],
     )  # fmt: skip
-    assert goal_reductions(plan) == ("max", "sum")
     assert all_right(plan)
+    values = random_values(plan)
+    for one, kind in zip(run_goals(plan, values), kinds, strict=True):
+        parts = values["y"][(slice(None), *one.goal.box.slices)]
+        assert np.array_equal(one.expected, parts.sum(0) if kind == "sum" else parts.max(0))

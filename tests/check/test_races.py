@@ -39,7 +39,10 @@ def reduction(*deps: OpDep, kinds: tuple[str, str] = ("sum", "sum")) -> Plan:
         [push(2, 0, WHOLE, reduce=kinds[1])],
         [],
         initial=[region(r, WHOLE) for r in range(3)],
-        goals=[goal(r, c, 0, 1, 2, source=WHOLE) for r, c in ((0, WHOLE), (3, "x[0:4,0:6]"))],
+        goals=[
+            goal(r, c, 0, 1, 2, source=WHOLE, reduce=kinds[0])
+            for r, c in ((0, WHOLE), (3, "x[0:4,0:6]"))
+        ],
     )
 
 
@@ -56,14 +59,15 @@ def test_reader_waits_for_all_reductions(kinds: tuple[str, str]) -> None:
 
 
 def test_kinds_of_reduction_do_not_commute() -> None:
-    text = found(reduction(OpDep(1, 0), OpDep(2, 0), kinds=("sum", "max")))
-    assert text == [
+    text = (
+        "is the sum of 3 ranks, but 1 of the 2 operations that reduce into it do so by max, the "
+        "first is r2.0; reduce by what the goal says, or change the goal"
+    )
+    assert found(reduction(OpDep(1, 0), OpDep(2, 0), kinds=("sum", "max"))) == [
         f"rank 2 op 0 [race]: reduces (max) into {WHOLE} of rank 0, which r1.0 reduces (sum) into, "
         f"{ADVICE}",
-        f"rank 0 [mixed-reductions]: goal {WHOLE} mixes sums and maxima; a goal is reduced by one "
-        "of them",
-        "rank 3 [mixed-reductions]: goal x[0:4,0:6] mixes sums and maxima; a goal is reduced by "
-        "one of them",
+        f"rank 0 [wrong-reduction]: goal {WHOLE} {text}",
+        f"rank 3 [wrong-reduction]: goal x[0:4,0:6] {text}",
     ]
 
 

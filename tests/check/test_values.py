@@ -31,7 +31,11 @@ def sums(*senders: int, ranks: tuple[int, ...] = (0, 1, 2), reduce: str = "sum")
     lists: list[list] = [[], [], []]
     for sender in senders:
         lists[sender].append(push(sender, 0, P, reduce=reduce))
-    return plan_of(*lists, initial=[region(r, P) for r in range(3)], goals=[goal(0, P, *ranks)])
+    return plan_of(
+        *lists,
+        initial=[region(r, P) for r in range(3)],
+        goals=[goal(0, P, *ranks, reduce=reduce)],
+    )
 
 
 def test_every_contribution_once() -> None:
@@ -61,7 +65,7 @@ def test_many_contributions_are_cut_short() -> None:
     assert found(plan) == [f"rank 0 [wrong-value]: goal {P} misses {names} and 2 more"]
 
 
-def halved(*kinds: str) -> Plan:
+def halved(kinds: tuple[str, str], goals: tuple[str, str]) -> Plan:
     """Ranks 0 and 1 reduce one half of y each, in their own way; rank 0 wants all in the end."""
     top, bottom = "y[0:2,0:6]", "y[2:4,0:6]"
     return plan_of(
@@ -69,27 +73,66 @@ def halved(*kinds: str) -> Plan:
         [push(1, 0, top, reduce=kinds[0]),
          push(1, 0, bottom, "x[2:4,0:6]", deps=(OpDep(0, 0),))],
         initial=[region(0, P), region(1, P)],
-        goals=[goal(0, top, 0, 1), goal(1, bottom, 0, 1),
-               goal(0, "x[2:4,0:6]", 0, 1, source=bottom)],
+        goals=[goal(0, top, 0, 1, reduce=goals[0]), goal(1, bottom, 0, 1, reduce=goals[1]),
+               goal(0, "x[2:4,0:6]", 0, 1, source=bottom, reduce=goals[1])],
     )  # fmt: skip
 
 
-def test_goals_of_one_source_are_reduced_in_one_way() -> None:
-    assert found(halved("sum", "sum")) == []
-    text = "but another goal over y is not; reduce one tensor in one way"
-    assert found(halved("sum", "max")) == [
-        f"rank 1 [mixed-reductions]: goal y[2:4,0:6] is a max, {text}",
-        f"rank 0 [mixed-reductions]: goal x[2:4,0:6] is a max, {text}",
+@pytest.mark.parametrize("kinds", [("sum", "sum"), ("max", "max"), ("sum", "max")])
+def test_each_goal_says_how_it_is_reduced(kinds: tuple[str, str]) -> None:
+    assert found(halved(kinds, kinds)) == []
+
+
+def test_goals_reduced_by_what_they_do_not_say() -> None:
+    text = "of 2 ranks, but 1 of the 1 operations that reduce into it do so by"
+    fix = "reduce by what the goal says, or change the goal"
+    assert found(halved(("max", "max"), ("sum", "max"))) == [
+        f"rank 0 [wrong-reduction]: goal y[0:2,0:6] is the sum {text} max, the first is r1.0; {fix}"
+    ]
+    assert found(halved(("max", "sum"), ("max", "max"))) == [
+        f"rank 1 [wrong-reduction]: goal y[2:4,0:6] is the max {text} sum, the first is r0.0; "
+        f"{fix}",
+        f"rank 0 [wrong-reduction]: goal x[2:4,0:6] is the max {text} sum, the first is r0.0; "
+        f"{fix}",
     ]
 
 
-def test_one_goal_is_reduced_in_one_way() -> None:
-    """Each element is reduced in one way, but not both halves in the same."""
+def test_only_the_part_of_a_goal_that_is_reduced_wrongly_is_named() -> None:
     lists = [[], [push(1, 0, "y[0:2,0:6]", reduce="max"), push(1, 0, "y[2:4,0:6]", reduce="sum")]]
     plan = plan_of(*lists, initial=[region(0, P), region(1, P)], goals=[goal(0, P, 0, 1)])
     assert found(plan) == [
-        f"rank 0 [mixed-reductions]: goal {P} mixes sums and maxima; a goal is reduced by one of "
-        "them"
+        "rank 0 [wrong-reduction]: goal y[0:2,0:6] is the sum of 2 ranks, but 1 of the 1 "
+        "operations that reduce into it do so by max, the first is r1.0; reduce by what the goal "
+        "says, or change the goal"
+    ]
+
+
+def test_one_operation_of_several_that_reduces_wrongly() -> None:
+    """The sum of a chain whose second hop takes the maximum."""
+    plan = plan_of(
+        [push(0, 1, P, reduce="sum")],
+        [push(1, 2, P, reduce="max", deps=(OpDep(0, 0),))],
+        [push(2, 3, P, "x[0:4,0:6]", deps=(OpDep(1, 0),))],
+        [],
+        initial=[region(r, P) for r in range(3)],
+        goals=[goal(3, "x[0:4,0:6]", 0, 1, 2, source=P)],
+    )
+    assert found(plan) == [
+        "rank 3 [wrong-reduction]: goal x[0:4,0:6] is the sum of 3 ranks, but 1 of the 2 "
+        "operations that reduce into it do so by max, the first is r1.0; reduce by what the goal "
+        "says, or change the goal"
+    ]
+
+
+def test_wrong_reductions_beyond_the_first_are_not_explained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(values, "EXPLAINED", 1)
+    texts = found(halved(("sum", "sum"), ("max", "max")))
+    assert texts[1:] == [
+        f"rank {rank} [wrong-reduction]: goal {box} is reduced in the wrong way, like the ones "
+        "above"
+        for rank, box in ((1, "y[2:4,0:6]"), (0, "x[2:4,0:6]"))
     ]
 
 
@@ -181,3 +224,23 @@ def test_too_many_atoms_are_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
         "[too-fine]: not proven: the boxes cut each other into 14 pieces, more than the 7 that are "
         "followed; align the boxes of different operations"
     ]
+
+
+def test_too_many_cells_are_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atoms, "MAX_CELLS", 2)
+    assert found(halves()) == [
+        "[too-fine]: not proven: the boxes cut the tensors into 3 atoms, more than the 2 that are "
+        "numbered; align the boxes of different operations"
+    ]
+
+
+def test_scalars_and_plans_without_operations() -> None:
+    scalar = Tensor("s", (), "float32")
+    plan = plan_of(
+        [push(0, 1, "s[]")], [], initial=[region(0, "s[]")], goals=[goal(1, "s[]")],
+        tensors=(scalar,),
+    )  # fmt: skip
+    assert found(plan) == []
+    still = {"initial": [region(0, "x[0:4,0:6]")], "goals": [goal(0, "x[1:2,0:6]")]}
+    assert found(plan_of([], **still)) == []
+    assert found(plan_of([], initial=[], goals=[], tensors=())) == []

@@ -12,8 +12,9 @@ from syncopate_jax.check.goals import run_goals
 from syncopate_jax.check.verify import check, verify
 from syncopate_jax.errors import Finding, PlanError, SyncopateError
 from syncopate_jax.ir.columns import Columns
+from syncopate_jax.ir.comm import Collective, Operation
 from syncopate_jax.ir.plan import Plan
-from tests.check.mutations import FAULTS, mutant
+from tests.check.mutations import FAULTS, change_every_reduce, mutant
 from tests.check.random_plans import random_plan
 from tests.check.small_plans import halves, random_values, relay
 
@@ -67,6 +68,26 @@ def test_faults_are_of_every_kind_and_most_are_found() -> None:
     assert kinds == set(FAULTS)
     caught = [bool(verify(one[1])) for one in made if one is not None]
     assert np.mean(caught) > 0.6
+
+
+def test_a_changed_kind_of_all_reductions_is_found() -> None:
+    tried = 0
+    for seed in range(400):
+        plan = random_plan(seed)
+        lists = [list(plan.ops(rank)) for rank in range(plan.num_ranks)]
+        changed = change_every_reduce(plan, lists, random.Random(seed))
+        if changed is not None:
+            several = any(op.reduce != "none" for op in _exchanging(changed))
+            codes = {finding.code for finding in verify(changed)}
+            assert codes == ({"wrong-reduction"} if several else set()), f"random_plan({seed})"
+            tried += several
+    assert tried > 100
+
+
+def _exchanging(plan: Plan) -> list[Operation]:
+    """All operations but collectives of one rank, which reduce nothing."""
+    ops = (op for rank in range(plan.num_ranks) for op in plan.ops(rank))
+    return [op for op in ops if not (isinstance(op, Collective) and len(op.ranks) == 1)]
 
 
 def scrambled(rng: random.Random) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import zlib
 from typing import Any
 
@@ -14,7 +15,7 @@ from syncopate_jax.check.verify import verify
 from syncopate_jax.errors import InputError, SyncopateError
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.registry import templates
-from tests.check.mutations import mutant
+from tests.check.mutations import change_every_reduce, mutant
 from tests.check.small_plans import random_values
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
@@ -26,6 +27,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "reduce_scatter_direct": ({}, {"reduce": "max"}),
     "reduce_scatter_ring": ({}, {"reduce": "max"}),
+    "all_reduce_one_shot": ({}, {"reduce": "max"}),
     "all_reduce_two_shot": ({"algorithm": "direct"}, {"algorithm": "ring"}),
 }
 """Arguments of one template's own, beyond those that all take."""
@@ -66,6 +68,16 @@ def test_plans_are_right_in_any_order(name: str) -> None:
         seed = zlib.crc32(text.encode())
         for order in (None, seed, seed + 1):
             assert right(plan, order), f"{text} in order {order}"
+
+
+@pytest.mark.parametrize("name", templates.names())
+def test_a_changed_kind_of_all_reductions_is_found(name: str) -> None:
+    for text, plan in plans(name)[::3]:
+        reduced = any(goal.box.size and len(goal.ranks) > 1 for goal in plan.goals)
+        lists = [list(plan.ops(rank)) for rank in range(plan.num_ranks)]
+        changed = change_every_reduce(plan, lists, random.Random(0))
+        codes = {finding.code for finding in verify(changed or plan)}
+        assert codes == ({"wrong-reduction"} if reduced else set()), text
 
 
 @pytest.mark.parametrize("name", templates.names())

@@ -60,6 +60,20 @@ def test_goal_tells_where_its_value_is() -> None:
     assert Goal(0, "x", box, "z", (0, 1)).source_chunk == Chunk("z", Box((0, 1), (2, 3)))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"reduce": "min"}, r"goal x\[0:4,0:2\] of rank 0: reduction 'min' is not one of sum, max"),
+        ({"ranks": (0, 1), "reduce": "none"}, "reduction 'none' is not one of sum, max"),
+        ({"reduce": "max"}, r"goal x\[0:4,0:2\] of rank 0: is a max over no ranks; name the ranks"),
+    ],
+)
+def test_goal_refuses(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Goal(0, "x", X.box, **wrong)
+    assert Goal(0, "x", X.box, ranks=(0, 1), reduce="max").reduce == "max"
+
+
 def test_tables_can_be_given() -> None:
     plan = build([[P2P(0, 0, 0, HALF, HALF)]], channels=("nic",), origins=("a",), ndim=3)
     assert (plan.channels, plan.origins, plan.columns.ndim) == (("nic", "nvlink"), ("a", ""), 3)

@@ -58,6 +58,14 @@ def test_files_read_back_the_same(tmp_path: Path) -> None:
     assert same_plan(load(str(tmp_path / "ring.json")), plan)
 
 
+def test_goals_that_do_not_say_how_they_reduce_are_sums() -> None:
+    tree = small_tree()
+    assert [goal.pop("reduce") for goal in tree["goals"]] == ["sum", "sum"]
+    assert same_plan(from_json(json.dumps(tree)), all_reduce_two_shot(2, (2, 2)))
+    plan = all_reduce_two_shot(2, (2, 2), reduce="max")
+    assert from_json(to_json(plan)).goals == plan.goals
+
+
 def test_a_missing_file_is_not_a_malformed_one(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="absent"):
         load(tmp_path / "absent.json")
@@ -134,6 +142,13 @@ def _set(*path: Any) -> Callable[[Any], None]:
         (_set("goals", 0, "source", "z"), r"goals\[0\].source: found 'z', needs one of"),
         (_set("goals", 0, "source_lo", [1]), r"goals\[0\].source_lo: found \(1,\), needs 2 num"),
         (_set("goals", 0, "ranks", [0, 7]), r"goals\[0\].ranks: found rank 7, needs 0..1"),
+        (_set("goals", 0, "reduce", 1), r"goals\[0\].reduce: found 1, needs a string"),
+        (_set("goals", 0, "reduce", "min"), "rank 0: reduction 'min' is not one of sum, max"),
+        (
+            lambda tree: tree["goals"][0].update(ranks=[], reduce="max"),
+            "of rank 0: is a max over no ranks",
+        ),
+        (_set("goals", 0, "over", 1), r'found the key "over", needs only rank.*, ranks, reduce'),
         (_set("groups", [[0, 5]]), r"groups\[0\]: found rank 5, needs 0..1"),
         (_set("channels", [1]), r"channels\[0\]: found 1, needs a string"),
         (_set("channels", []), r"columns.channel\[0\]: found 0, needs 0..-1"),

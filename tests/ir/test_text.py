@@ -37,6 +37,7 @@ def full_plan() -> Plan:
         [
             Goal(1, "x", part.box),
             Goal(0, "y", block.box, ranks=(0, 1, 2)),
+            Goal(1, "y", block.box, ranks=(0, 2), reduce="max"),
             Goal(2, "x", Box((2, 0), (4, 2)), "x", (0, 4), (2, 0)),
         ],
         [
@@ -109,6 +110,7 @@ def test_written_by_hand() -> None:
         r1.0 pull r0 x[2:4] -> x[2:4] after compute(r0 x[2:4]) on nic  # by hand
         r0.1 copy x[0:2] -> x[2:4] after r0.0 r1.0
         goal r1 x[0:4]
+        goal r0 x[0:2] over 0:2 sum
     """
     plan = from_text(text)
     box = Box((2,), (4,))
@@ -117,7 +119,8 @@ def test_written_by_hand() -> None:
         "nic", "by hand",
     )  # fmt: skip
     assert plan.op(0, 1).deps == (OpDep(0, 0), OpDep(1, 0))
-    assert plan.goals == (Goal(1, "x", Box((0,), (4,))),)
+    summed = Goal(0, "x", Box((0,), (2,)), ranks=(0, 1), reduce="sum")
+    assert plan.goals == (Goal(1, "x", Box((0,), (4,))), summed)
 
 
 def test_repeated_names_cannot_be_written() -> None:
@@ -154,6 +157,8 @@ def test_repeated_names_cannot_be_written() -> None:
         (HEAD + "goal r0 x[0:4] over 0:2:4", "line 3: found '0:2:4', needs ranks such as 0:4,7"),
         (HEAD + "goal r0 x[0:4] over 4:2", "line 3: found '4:2', needs rising ranges of at most"),
         (HEAD + "goal r0 x[0:4] over 0:2000000", "line 3: found '0:2000000', needs rising"),
+        (HEAD + "goal r0 x[0:4] over 0:2 min", "line 3: found 'min', needs the end of the line"),
+        (HEAD + "goal r0 x[0:4] over none max", "line 3: found 'max', needs the end of the line"),
         (HEAD + "channel a\nchannel a", "line 4: found a second channel 'a', needs each channel"),
         (HEAD + "group 0:2\ngroup 0,1", r"line 4: found a second group \(0, 1\), needs each"),
         (HEAD + "rank 0", "line 3: found 'rank', needs tensor, initial, goal, channel, group"),

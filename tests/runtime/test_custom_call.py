@@ -13,6 +13,7 @@ from jax import numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from syncopate_jax.backends.peers import peer_id
 from syncopate_jax.errors import InputError, MeshError, UnsupportedError
 from syncopate_jax.runtime import custom_call
 from tests import interpret
@@ -147,12 +148,12 @@ def _sum_kernel(axes, ranks, x, out, slots, send, arrive):
     barrier = pltpu.get_barrier_semaphore()
     others = [lax.rem(me + d, ranks) for d in range(1, ranks)]
     for other in others:
-        pl.semaphore_signal(barrier, 1, device_id=custom_call.mesh.peer_id(axes, other))
+        pl.semaphore_signal(barrier, 1, device_id=peer_id(axes, other))
     pl.semaphore_wait(barrier, ranks - 1)
     slots[me] = x[...]
 
     def put(source, to, slot):
-        peer = custom_call.mesh.peer_id(axes, to)
+        peer = peer_id(axes, to)
         return pltpu.make_async_remote_copy(
             x, slots.at[source], send.at[slot], arrive.at[source], device_id=peer
         )

@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 from jax import numpy as jnp
 
+from syncopate_jax.backends.peers import peer_id
 from syncopate_jax.errors import InputError
 from syncopate_jax.runtime import mesh
 
@@ -24,7 +25,7 @@ def test_a_peer_is_the_device_whose_axis_index_is_its_rank(axes, traced):
         assert mesh.ranks(axes) == np.prod([sizes[name] for name in axes])
         here = jnp.stack([lax.axis_index(name) for name in ("x", "y")])
         mine = lax.axis_index(axes)
-        peers = [mesh.peer_id(axes, r + 0 * mine if traced else r) for r in range(mesh.ranks(axes))]
+        peers = [peer_id(axes, r + 0 * mine if traced else r) for r in range(mesh.ranks(axes))]
         assert all(tuple(peer) == axes for peer in peers)
         table = jnp.stack([jnp.stack([jnp.asarray(p[n]) for n in axes]) for p in peers])
         return mine[None], here[None], table[None]
@@ -40,7 +41,7 @@ def test_a_peer_is_the_device_whose_axis_index_is_its_rank(axes, traced):
 
 def test_a_local_kernel_has_no_peers():
     with pytest.raises(InputError, match=r"peer_id needs at least one mesh axis; a local kernel"):
-        mesh.peer_id((), 0)
+        peer_id((), 0)
 
 
 def test_the_platform_is_that_of_the_mesh_not_of_this_host():
