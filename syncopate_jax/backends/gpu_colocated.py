@@ -36,6 +36,7 @@ class Colocated:
     name: str
     direct: bool
     targets: tuple[str, ...] = ("mosaic_gpu",)
+    folds: bool = True
 
     def workers(self, launch: Launch, ranks: int) -> int:
         """CTAs of a rank that compute: all."""

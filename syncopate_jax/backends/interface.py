@@ -64,6 +64,11 @@ class Backend(Protocol):
         """Kernel languages it works with."""
         ...
 
+    @property
+    def folds(self) -> bool:
+        """Whether it can run all ranks in one launch on one device."""
+        ...
+
     def workers(self, launch: Launch, ranks: int) -> int:
         """Tile executors of a rank, for which the schedule is made."""
         ...

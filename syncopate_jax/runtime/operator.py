@@ -55,7 +55,7 @@ class Operator:
                 name=name,
                 invariant_over=work.axis_names if self._same_on_every_rank() else (),
                 key=(self, interpret),
-                fold=functools.partial(self._fold, emitted) if work.launch.folded else None,
+                fold=functools.partial(self._fold, emitted) if self.backend.folds else None,
             )
         )
 
