@@ -262,6 +262,7 @@ class ContractionLoop:
             y_at=finder.write,
             addends=places.addends if places.has_addends else None,
             k_steps=steps,
+            direct=places.direct,
         )
         matmul_mosaic_gpu.compute_tiles(operands, self.config, loop)
 

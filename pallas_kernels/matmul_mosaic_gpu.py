@@ -64,6 +64,8 @@ class MatmulConfig:
     in_flight: int = 1
     flat: bool = True
     producer_registers: int = 40
+    k_snake: int = 0
+    producer_warps: int = 4
 
     @property
     def part(self) -> tuple[int, int]:
@@ -103,6 +105,8 @@ class Operands:
       addends: called with the tile; the number of tiles to add, and a function of a number and of
         what to do with that tile.
       k_steps: how many k steps there are, if not as many as ``x`` and ``w`` are deep.
+      direct: store from registers, where the matrices are not known before the launch; the tile
+        must then divide them, and ``after_tile`` must publish what all threads stored.
     """
 
     x: Any
@@ -116,6 +120,7 @@ class Operands:
     y_at: Callable[[tile_loop.Tile, Use], None] | None = None
     addends: Callable[[tile_loop.Tile], tuple[Any, Callable[[Any, Use], None]]] | None = None
     k_steps: int | None = None
+    direct: bool = False
 
     @property
     def k(self) -> int:
@@ -292,6 +297,15 @@ class _Worker:
 
     def produce(self) -> None:
         plgpu.set_max_registers(self.config.producer_registers, action="decrease")
+        if self.config.producer_warps == 4:
+            self.load_tiles()
+        else:
+
+            @plgpu.warp_map
+            def _warps(warp: jax.Array) -> None:
+                pl.when(warp == 0)(self.load_tiles)
+
+    def load_tiles(self) -> None:
         self.loop.run(self.load_tile, jnp.int32(0))
         # Every stage is released once more than it was filled. Taking these keeps the barriers in
         # place until the last arrival of a peer in the cluster.
@@ -299,6 +313,7 @@ class _Worker:
             plgpu.barrier_wait(self.empty.at[slot])
 
     def load_tile(self, tile: tile_loop.Tile, slot: jax.Array) -> jax.Array:
+        backwards = self.backwards(tile)
         tile = self.cta_tile(tile)
         if self.loop.before_tile is not None:
             self.loop.before_tile(tile)
@@ -306,12 +321,25 @@ class _Worker:
         def load_k_step(k: jax.Array, slot: jax.Array) -> jax.Array:
             if self.loop.before_k_step is not None:
                 self.loop.before_k_step(tile, k)
-            block = k if self.loop.k_block is None else self.loop.k_block(tile, k)
+            if self.loop.k_block is not None:
+                block = self.loop.k_block(tile, k)
+            elif backwards is not None:
+                block = lax.select(backwards, self.k_steps - 1 - k, k)
+            else:
+                block = k
             plgpu.barrier_wait(self.empty.at[slot])
             self.load_blocks(tile, block, slot)
             return self.next_slot(slot)
 
         return lax.fori_loop(jnp.int32(0), jnp.int32(self.k_steps), load_k_step, slot)
+
+    def backwards(self, tile: tile_loop.Tile) -> jax.Array | None:
+        """Whether this cluster tile walks K from its end; a property of the tile, not the order."""
+        span = self.config.k_snake
+        if not span:
+            return None
+        major = tile.n if self.config.minor == "m" else tile.m
+        return lax.rem(lax.div(major, jnp.int32(span)), jnp.int32(2)) == 1
 
     def load_blocks(self, tile: tile_loop.Tile, block: jax.Array, slot: jax.Array) -> None:
         config, operands = self.config, self.operands
@@ -560,12 +588,20 @@ class _Worker:
     ) -> None:
         slots = self.config.epilogue_slots
         smem = self.y_smem.at[wg, index % slots]
-        plgpu.wait_smem_to_gmem(slots - 1, wait_read_only=True)
-        smem[...] = part
-        plgpu.commit_smem()
+        direct = self.operands.direct
+        if not direct:
+            plgpu.wait_smem_to_gmem(slots - 1, wait_read_only=True)
+            smem[...] = part
+            plgpu.commit_smem()
+
+        def put(ref: Any) -> None:
+            if direct:
+                ref[...] = part
+            else:
+                plgpu.copy_smem_to_gmem(smem, ref)
 
         def copy() -> None:
-            send = self.on_part(lambda ref: plgpu.copy_smem_to_gmem(smem, ref), index, wg)
+            send = self.on_part(put, index, wg)
             if self.operands.y_at is not None:
                 self.operands.y_at(tile, send)
             else:

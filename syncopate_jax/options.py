@@ -60,7 +60,8 @@ class Options:
         results are added it is lowered to the next number that gives whole tiles.
       tiles: tile sizes by letter (``{"m": 128, "n": 128, "k": 64}``), in elements, kept as sorted
         pairs; letters left out take the target's default.
-      order: order of the tiles inside a chunk: ``natural``, ``grouped`` or ``snake``.
+      order: order of the tiles inside a chunk: ``natural``, ``grouped`` or ``snake``; None: the
+        target's usual.
       launch: of GPU kernels.
     """
 
@@ -69,7 +70,7 @@ class Options:
     plan: Any = None
     split: int | None = None
     tiles: Mapping[str, int] | tuple[tuple[str, int], ...] | None = ()
-    order: str = "natural"
+    order: str | None = None
     launch: Launch | None = None
 
     def __post_init__(self) -> None:
@@ -90,7 +91,7 @@ class Options:
             if not _is_count(size):
                 raise InputError(f"tiles: {letter} needs an integer of at least 1, found {size!r}")
         object.__setattr__(self, "tiles", tuple(sorted(tiles.items())))
-        if self.order not in ORDERS:
+        if self.order is not None and self.order not in ORDERS:
             raise InputError(f"order: needs one of {', '.join(ORDERS)}, found {self.order!r}")
 
     @property

@@ -23,7 +23,8 @@ from syncopate_jax.backends.gpu_signals import Signals
 from syncopate_jax.backends.gpu_tables import Layout, Move
 from syncopate_jax.kernel.loop import Use
 
-Piece = tuple[int, int]
+Piece = tuple[int, ...]
+"""Rows and columns of a piece, and what else its mover has chosen."""
 Side = Callable[[Any, Use], None]
 """``side(piece, use)``: calls ``use`` with the place of a piece of the chunk, by its number."""
 
@@ -38,7 +39,7 @@ class Mover(Protocol):
     copied: bool
 
     def pieces(self, layout: Layout) -> dict[Any, Piece]:
-        """Rows and columns of a piece, by dtype; raises UnsupportedError where it has none."""
+        """The piece of every dtype; raises UnsupportedError where it has none."""
         ...
 
     def scratch(self, layout: Layout, warpgroups: int) -> dict[str, Any]:
@@ -156,7 +157,7 @@ class Grid:
     @classmethod
     def of(cls, shape: tuple[int, ...], cut: tuple[int, int], piece: Piece) -> Grid:
         sizes = [1] * len(shape)
-        sizes[cut[0]], sizes[cut[1]] = piece
+        sizes[cut[0]], sizes[cut[1]] = piece[:2]
         return cls(shape, tuple(sizes))
 
     @property

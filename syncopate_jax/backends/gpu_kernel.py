@@ -221,6 +221,8 @@ class _Cta:
             signals.wait_step(table, layout.k_waits, tile.chunk, step, tile.chunk)
 
         def after_tile(tile: Tile) -> None:
+            if self.kernel.direct:
+                gpu_signals.publish()
             signals.signal_all(table, layout.signals, tile.chunk)
 
         def before_addend(tile: Tile) -> None:

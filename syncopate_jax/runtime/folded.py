@@ -25,6 +25,9 @@ def fold(
       axis_name: the axis that the ranks run along; not the name of an axis of a mesh in use.
       in_axes, out_axes: as for ``jax.vmap``; None for an argument that all ranks share.
 
+    Differentiate inside, ``fold(jax.grad(fn), …)``: JAX does not bind the axis in the backward pass
+    of a function that was mapped before it was differentiated.
+
     Returns:
       A function of the stacked arguments that gives stacked results.
     """
