@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -54,24 +54,23 @@ def run(
         if move is not derived.fused:
             arrays[move.place] = _move(arrays[move.place], move, derived)
     fused = derived.fused
-    spec = Contraction(derived.lhs, derived.rhs, derived.out)
-    axis_names: tuple[str, ...] = ()
-    if fused is not None:
-        axis_names = fused.axis_names
-        spec = Contraction(
-            derived.lhs,
-            derived.rhs,
-            derived.out,
-            fused.kind,
-            fused.place,
-            gather=fused.gather,
-            scatter=fused.scatter,
-        )
+    axis_names = fused.axis_names if fused else ()
+    spec = contraction_of(derived)
     out = contract(spec, arrays["lhs"], arrays["rhs"], axis_names, options, out_dtype)
     for move in derived.after:
         if move is not fused:
             out = _move(out, move, derived)
     return out
+
+
+def contraction_of(derived: Derived) -> Contraction:
+    """The product with the move that is fused with it."""
+    spec = Contraction(derived.lhs, derived.rhs, derived.out)
+    if derived.fused is None:
+        return spec
+    kind, place = derived.fused.kind, derived.fused.place
+    gather, scatter = derived.fused.gather, derived.fused.scatter
+    return replace(spec, kind=kind, place=place, gather=gather, scatter=scatter)
 
 
 def _move(x: jax.Array, move: Move, derived: Derived) -> jax.Array:
