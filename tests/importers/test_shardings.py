@@ -21,7 +21,7 @@ from syncopate_jax.check.execute import execute
 from syncopate_jax.errors import InputError
 from syncopate_jax.importers.resharding import Move, ranks_of
 from syncopate_jax.importers.shardings import Derived, derive, formula_of
-from syncopate_jax.ops.sharded import run
+from syncopate_jax.ops.derived import run
 from syncopate_jax.options import Options
 from syncopate_jax.registry import importers
 from tests.importers.sharded_values import cut, every_spec, move, simulate
