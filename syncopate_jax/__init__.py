@@ -1,8 +1,8 @@
 """Fine-grained overlap of computation and communication inside JAX kernels.
 
 ``compile`` fuses a local kernel with a plan; ``ops`` holds ready operators; ``overlap`` puts them
-into an existing program; ``templates`` are the registered plan templates. Names are looked up on first use, so that plans can be made,
-verified and simulated without waiting for JAX.
+into an existing program; ``templates`` are the registered plan templates. Names are looked up on
+first use, so that plans can be made, verified and simulated without waiting for JAX.
 """
 
 from __future__ import annotations

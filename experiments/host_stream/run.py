@@ -96,7 +96,7 @@ def random(shape: tuple[int, int], seed: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One thing that is timed: a compiled function and which of (x, w, x_host, wt, wt_host) it takes."""
+    """One thing that is timed: a compiled function and which of the set it takes."""
 
     run: Callable[..., jax.Array]
     takes: tuple[int, ...]

@@ -83,7 +83,7 @@ def make_moves(
     dst_lo: Array | None = None,
     src_tensor: Array | int = 0,
     dst_tensor: Array | int = 0,
-    reduce: int = 0,
+    reduce: Array | int = 0,
     channel: Array | int = 0,
     dep_rank: Array | None = None,
     dep_slot: Array | None = None,

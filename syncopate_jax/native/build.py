@@ -15,6 +15,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -97,9 +98,7 @@ def _compile(cxx: str, include: str, path: Path) -> None:
     partial = path.with_suffix(f".{os.getpid()}")
     command = [cxx, *FLAGS, "-isystem", include, "-o", str(partial), str(SOURCE), "-ldl"]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         if done.returncode:
             raise UnsupportedError(
                 f"the copy engine's handlers did not compile (exit {done.returncode}): "
@@ -137,7 +136,7 @@ def _capsule(library: ctypes.CDLL, symbol: str) -> object:
     return jax.ffi.pycapsule(getattr(library, symbol))
 
 
-def _type(library: ctypes.CDLL, prefix: str) -> dict[str, object]:
+def _type(library: ctypes.CDLL, prefix: str) -> Any:
     """What identifies the state of a call site to XLA, and deletes it."""
     found = {}
     for key, symbol in (("type_id", "TypeId"), ("type_info", "TypeInfo")):

@@ -30,8 +30,6 @@ class Copy:
         Copies within device memory must be on lane 0: they may be kernels, which never start
         beside one that fills the device and waits for them. Copies of one lane run in order;
         those of one slot must share a lane.
-      flag_lane: lane that writes the flag after the copy; with one of its own, the next copy of
-        ``lane`` does not wait for the flag to be written.
     """
 
     dst_rank: int
@@ -47,7 +45,6 @@ class Copy:
     slot: int
     value: int
     lane: int
-    flag_lane: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -291,10 +291,9 @@ class Meetings {
 struct Copy {
   int64_t dst_rank, src_rank, operand, src_offset, src_pitch;
   int64_t result, dst_offset, dst_pitch, width, rows, slot, value;
-  int64_t lane;       // 0: the kernel's own stream, ahead of it; from 1: a side stream, beside it
-  int64_t flag_lane;  // the stream that writes the flag, once the copy is done
+  int64_t lane;  // 0: the kernel's own stream, ahead of it; from 1: a side stream, beside it
 };
-constexpr size_t kCopyFields = 14;
+constexpr size_t kCopyFields = 13;
 constexpr int64_t kMostLanes = 8;
 static_assert(sizeof(Copy) == kCopyFields * sizeof(int64_t));
 
@@ -307,11 +306,10 @@ struct Seat {
   int64_t run = -1, call = 0;
   std::vector<CUstream> sides;   // of lane 1, 2, ...
   std::vector<CUevent> ready, done, passed;  // a ring each; passed: one a side stream but the first
-  std::vector<CUevent> copied;               // one, since a wait keeps the record that it saw
   size_t next = 0;
 
   ~Seat() {
-    for (const std::vector<CUevent>* events : {&ready, &done, &passed, &copied}) {
+    for (const std::vector<CUevent>* events : {&ready, &done, &passed}) {
       for (CUevent event : *events) Pool::Of(ordinal).Return(event);
     }
   }
@@ -418,14 +416,13 @@ ffi::ErrorOr<std::unique_ptr<SiteState<platform>>> NewSite(std::string_view name
           "; there are " + std::to_string(ranks)));
     }
     const int64_t least = copy.src_rank == copy.dst_rank ? 0 : 1;
-    if (std::min(copy.lane, copy.flag_lane) < least ||
-        std::max(copy.lane, copy.flag_lane) > kMostLanes) {
+    if (copy.lane < least || copy.lane > kMostLanes) {
       return ffi::Unexpected(ffi::Error::InvalidArgument(
-          site->name + ": copy " + std::to_string(at / kCopyFields) + " is on lanes " +
-          std::to_string(copy.lane) + " and " + std::to_string(copy.flag_lane) + "; there are 1 to " + std::to_string(kMostLanes) + ", and 0 for copies within a rank"));
+          site->name + ": copy " + std::to_string(at / kCopyFields) + " is on lane " +
+          std::to_string(copy.lane) + "; there are 1 to " + std::to_string(kMostLanes) + ", and 0 for copies within a rank"));
     }
     site->copies[copy.dst_rank].push_back(copy);
-    site->sides = std::max(site->sides, static_cast<size_t>(std::max(copy.lane, copy.flag_lane)));
+    site->sides = std::max(site->sides, static_cast<size_t>(copy.lane));
   }
   auto state = std::make_unique<SiteState<platform>>();
   state->site = std::move(site);
@@ -540,8 +537,7 @@ ffi::Error NewSeat(const Site& site, const Call& call, CUstream stream, Seat* se
   }
   const size_t others = site.sides > 0 ? site.sides - 1 : 0;
   for (auto [events, count] : {std::pair(&seat->ready, kRing), std::pair(&seat->done, kRing),
-                               std::pair(&seat->passed, kRing * others),
-                               std::pair(&seat->copied, size_t{1})}) {
+                               std::pair(&seat->passed, kRing * others)}) {
     while (events->size() < count) {
       CUevent event = nullptr;
       if (CUresult code = pool.Take(&event)) return cuda.Failed(site.name, "EventCreate", code);
@@ -552,7 +548,7 @@ ffi::Error NewSeat(const Site& site, const Call& call, CUstream stream, Seat* se
 }
 
 ffi::Error CopyOnStream(const Site& site, const Copy& c, const void* source, const Call& call,
-                        CUstream stream, CUstream flag_stream, CUevent copied) {
+                        CUstream stream) {
   const Driver& cuda = TheDriver();
   const CUdeviceptr src = Address(source) + c.src_offset;
   const CUdeviceptr dst = Address(call.buffers[c.result]) + c.dst_offset;
@@ -568,12 +564,10 @@ ffi::Error CopyOnStream(const Site& site, const Copy& c, const void* source, con
     box.height = c.rows;
     RETURN_IF_FAILED(site.name, Memcpy2DAsync(&box, stream));
   }
+  // Written by the stream that copies: behind an event on a stream without copies, the flag was
+  // seen to come only when the kernel that waits for it had nothing else left to do.
   if (c.slot >= 0) {
-    if (flag_stream != stream) {
-      RETURN_IF_FAILED(site.name, EventRecord(copied, stream));
-      RETURN_IF_FAILED(site.name, StreamWaitEvent(flag_stream, copied, 0));
-    }
-    RETURN_IF_FAILED(site.name, StreamWriteValue32(flag_stream, Address(call.flags + c.slot),
+    RETURN_IF_FAILED(site.name, StreamWriteValue32(stream, Address(call.flags + c.slot),
                                                    static_cast<uint32_t>(c.value), 0));
   }
   return ffi::Error::Success();
@@ -656,9 +650,7 @@ ffi::Error CudaStart(void* stream, ffi::RunId run, int32_t ordinal, CudaState* s
       RETURN_IF_FAILED(site.name, StreamWaitEvent(lane, meeting->cards[c.src_rank].event, 0));
       awaited[c.src_rank * site.sides + c.lane - 1] = 1;
     }
-    const CUstream flag_lane = c.flag_lane == 0 ? stream : seat->sides[c.flag_lane - 1];
-    ffi::Error error =
-        CopyOnStream(site, c, source, call, lane, flag_lane, seat->copied.front());
+    ffi::Error error = CopyOnStream(site, c, source, call, lane);
     if (error.failure()) return error;
   }
   if (!site.joined) return ffi::Error::Success();

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from syncopate_jax.errors import InputError
-from syncopate_jax.ir.chunk import Box
-from syncopate_jax.ir.plan import Goal, Plan, Region
+from syncopate_jax.ir.chunk import Box, split_points
+from syncopate_jax.ir.plan import ITEM_SIZES, Goal, Plan, Region
 from syncopate_jax.ops.blocked import Blocked
 from syncopate_jax.options import Options
 from syncopate_jax.pallas_kernels import matmul_tpu
@@ -53,14 +55,16 @@ def _from_template(
     options: Options,
 ) -> Plan:
     axis, pieces = _split(kind, layout, tiles, options.split or 1)
-    common = {"dtype": dtype, "split": pieces, "split_axis": axis}
+    common: dict[str, Any] = {"dtype": dtype, "split": pieces, "split_axis": axis}
     if kind == "all_gather":
         common |= {"axis": layout.gather, "tensor": "x"}
     elif kind == "all_to_all":
         common |= {"split_from": layout.gather, "split_to": layout.scatter, "tensor": "x"}
         common |= {"produced": layout.place == "out"}
+    elif layout.scatter >= 0:
+        common |= {"axis": layout.scatter, "tensor": "y"}
     else:
-        common |= {"axis": max(layout.scatter, 0), "tensor": "y"}
+        common |= _uneven_shards(layout, dtype, tiles) | {"tensor": "y"}
     template = templates.get(name)
     unknown = set(common) - set(inspect.signature(template).parameters)
     if unknown:
@@ -69,6 +73,24 @@ def _from_template(
             f"the usual one is {TEMPLATES[kind]!r}"
         )
     return template(layout.ranks, layout.plan_shape, **common)
+
+
+def _uneven_shards(layout: Blocked, dtype: str, tiles: Mapping[str, int]) -> dict[str, Any]:
+    """Axis, shards and pieces of an all-reduce in which no letter divides by the ranks.
+
+    Ranks share the rows by whole tiles where these are enough for all of them and lie on whole
+    registers; else they share ``b``, of which the first ranks own more than the last, or all.
+    """
+    letters, extents = layout.exchanged, layout.extents
+    rows = sublanes(dtype)
+    b, m, tile = (extents.get("b", 1), extents["m"], tiles["m"])
+    count = -(-m // tile)
+    aligned = m % rows == 0 and (tile % rows == 0 or count == 1)
+    if not aligned or -(-count // layout.ranks) * b >= -(-b // layout.ranks) * count:
+        return {"axis": max(letters.find("b"), 0)}
+    ends = [min(end * tile, m) for end in split_points(count, layout.ranks)]
+    shards = tuple(hi - lo for lo, hi in itertools.pairwise(ends))
+    return {"axis": letters.index("m"), "shards": shards, "split": 1}
 
 
 def _check_same_exchange(plan: Plan, usual: Plan, kind: str) -> None:
@@ -108,6 +130,12 @@ def _corners(plan: Plan, items: Iterable[Region | Goal]) -> list[str]:
         else "".join(map(str, own)) or "none"
         for own in boxes
     ]
+
+
+def sublanes(dtype: str) -> int:
+    """Rows of one register of a TPU core, on which copies of part of an array must begin and end:
+    8 of 32 bits."""
+    return 8 * 4 // min(ITEM_SIZES[dtype], 4)
 
 
 def _split(kind: str, layout: Blocked, tiles: Mapping[str, int], wanted: int) -> tuple[int, int]:

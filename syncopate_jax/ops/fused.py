@@ -13,12 +13,12 @@ from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.ops.blocked import Blocked, block
-from syncopate_jax.ops.exchange_plan import plan_for
+from syncopate_jax.ops.exchange_plan import plan_for, sublanes
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.pallas_kernels import contraction_mosaic_gpu, matmul_tpu
 from syncopate_jax.registry import backends, templates
-from syncopate_jax.runtime import mesh
+from syncopate_jax.runtime import custom_call, mesh
 from syncopate_jax.runtime.operator import Operator
 
 LARGEST_TILE = {
@@ -88,6 +88,8 @@ def contract(
     operator, layout = build(spec.kind, layout, str(lhs.dtype), str(out_dtype), axis_names, options)
     operands = (x.reshape(layout.operand_shape(p)) for p, x in (("lhs", lhs), ("rhs", rhs)))
     (out,) = operator(*operands)
+    if spec.kind != "all_reduce":  # one rank's share of a sum over one rank looks like the sum
+        out, _ = custom_call.vary_alike((out, lhs))
     return out.reshape(layout.result)
 
 
@@ -127,10 +129,13 @@ def prepare(
     options: Options,
 ) -> tuple[Blocked, PallasKernel, Plan]:
     """Layout, local kernel and plan of a contraction, with tiles of at most ``largest``."""
-    tiles = choose_tiles(layout, largest, options.tile_sizes)
+    moved = dtype if layout.place != "out" else out_dtype
+    asked = options.tile_sizes
+    if kind == "all_reduce" and layout.scatter < 0:
+        asked = tiles_to_share(layout, largest, sublanes(moved)) | asked
+    tiles = choose_tiles(layout, largest, asked)
     if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
         layout = layout.ungrouped()
-    moved = dtype if layout.place != "out" else out_dtype
     plan = plan_for(kind, layout, moved, tiles, options)
     kernel = matmul_tpu.matmul(
         layout.lhs,
@@ -142,6 +147,18 @@ def prepare(
         out_dtype=out_dtype,
     )
     return layout, kernel, plan
+
+
+def tiles_to_share(layout: Blocked, largest: Mapping[str, int], rows: int) -> dict[str, int]:
+    """A tile of ``m``, a multiple of ``rows``, of which there is one for each rank if possible.
+
+    Nothing is said of rows that are not such a multiple, nor where ``b`` is enough for all ranks.
+    """
+    m, ranks = layout.extents["m"], layout.ranks
+    if m % rows or layout.extents.get("b", 1) >= ranks:
+        return {}
+    most = max(largest["m"] // rows, 1)
+    return {"m": min(-(-m // (ranks * rows)), most) * rows}
 
 
 def prepare_gpu(

@@ -30,8 +30,8 @@ def matmul_like(
     ``spec`` is written for letters ``b`` (all leading dimensions of ``x`` as one), ``m``, ``k``
     and ``n``. Raises InputError naming ``operator`` when shapes, dtypes or options do not fit.
     """
-    _check_arrays(operator, x, w)
-    out_dtype = _result_dtype(operator, preferred_element_type, x, w)
+    check_arrays(operator, x, w)
+    out_dtype = result_dtype(operator, preferred_element_type, x, w)
     names = mesh.axis_tuple(axis_name, caller=operator)
     mesh.require_bound(names, caller=operator)
     _check_sizes(operator, spec, x, w, mesh.ranks(names))
@@ -40,7 +40,8 @@ def matmul_like(
     return out.reshape(*x.shape[:-2], *out.shape[1:])
 
 
-def _check_arrays(operator: str, x: jax.Array, w: jax.Array) -> None:
+def check_arrays(operator: str, x: jax.Array, w: jax.Array) -> None:
+    """Raises InputError unless ``x`` is [..., rows, columns] and ``w`` [rows, columns]."""
     for name, array, least in (("x", x, 2), ("w", w, 2)):
         if not hasattr(array, "shape") or not hasattr(array, "dtype"):
             raise InputError(f"{operator}: {name} must be an array, found {type(array).__name__}")
@@ -53,9 +54,10 @@ def _check_arrays(operator: str, x: jax.Array, w: jax.Array) -> None:
             )
 
 
-def _result_dtype(
+def result_dtype(
     operator: str, asked: jax.typing.DTypeLike | None, x: jax.Array, w: jax.Array
 ) -> jnp.dtype:
+    """The dtype asked for, or that of the promoted operands; raises InputError on others."""
     if asked is None:
         return jnp.promote_types(x.dtype, w.dtype)
     try:

@@ -25,9 +25,7 @@ from syncopate_jax.pallas_kernels.matmul_mosaic_gpu import MatmulConfig
 from syncopate_jax.runtime import custom_call
 
 NAME = "stream_matmul"
-CHUNKS = 32
-# Chunks are copied on one stream and their flags written on another, beside the next copy.
-COPY_LANE, FLAG_LANE = 1, 2
+CHUNKS = 16
 # Of the H200 and of every full Hopper part; used where a program is lowered without the device.
 _HOPPER_SMS = 132
 
@@ -152,7 +150,7 @@ def stream_call(
         (row,) = copies.box_rows(itemsize, (shape, corner), (shape, corner), box)
         src, src_pitch, dst, dst_pitch, width, count = row
         place = (src, src_pitch, 0, dst, dst_pitch, width, count)
-        found.append(copies.Copy(0, 0, 0, *place, chunk, 1, COPY_LANE, FLAG_LANE))
+        found.append(copies.Copy(0, 0, 0, *place, chunk, 1, lane=1))
     return copies.Call(NAME, 1, tuple(found), len(bounds) - 1, joined=False)
 
 

@@ -9,12 +9,15 @@ from typing import Any
 import jax
 from jax import lax
 
+from syncopate_jax.ops import explicit_axes
 from syncopate_jax.ops.contraction import contract
+from syncopate_jax.ops.derived import contraction_of
 from syncopate_jax.options import Options
 from syncopate_jax.rewrite import graph as graphs
 from syncopate_jax.rewrite.graph import COLLECTIVES, Graph, Node, Value, varying
 from syncopate_jax.rewrite.pairs import Operand, Place, Swap, match
 from syncopate_jax.rewrite.report import Left, Replaced, Report
+from syncopate_jax.rewrite.typed_dots import TypedDot, match_typed
 from syncopate_jax.runtime import custom_call
 
 OPAQUE = ("custom_jvp_call", "custom_vjp_call")
@@ -41,16 +44,19 @@ class Rewriter:
         """
         program = graphs.read(jaxpr, inline=place is not None)
         swaps: dict[Node, Swap] = {}
+        typed: dict[Node, TypedDot] = {}
         gone: set[Node] = set()
         inner: dict[Node, Callable[..., list[Any]]] = {}
         for node in program.nodes:
             if place is not None and node.name in COLLECTIVES:
                 self._pair(node, place, swaps, gone)
+            elif place is None and node.name == "dot_general":
+                self._typed(node, typed, gone)
             elif graphs.bodies(node) and (run := self._enter(node, place)) is not None:
                 inner[node] = run
-        if not swaps and not inner:
+        if not swaps and not typed and not inner:
             return None
-        return _Program(program, swaps, gone, inner, self.options).run
+        return _Program(program, swaps, typed, gone, inner, self.options).run
 
     def _pair(self, node: Node, place: Place, swaps: dict[Node, Swap], gone: set[Node]) -> None:
         found = match(node, place)
@@ -66,6 +72,21 @@ class Rewriter:
         self.replaced.append(
             Replaced(node.name, found.spec, found.axis_names, node.source, found.dot.source)
         )
+
+    def _typed(self, node: Node, typed: dict[Node, TypedDot], gone: set[Node]) -> None:
+        found = match_typed(node, self.options)
+        if isinstance(found, str):
+            self.left.append(Left(node.name, found, node.source))
+        elif found is not None:
+            typed[node] = found
+            gone.update(found.gone)
+            move = found.derived.fused
+            assert move is not None
+            spec = contraction_of(found.derived)
+            written = found.gone[-1] if found.gone else node
+            self.replaced.append(
+                Replaced(written.name, spec, move.axis_names, written.source, node.source)
+            )
 
     def _unfusable(self, swap: Swap, place: Place) -> str | None:
         """Why the backend that was asked for cannot do what ``xla`` could; None if it can."""
@@ -137,6 +158,7 @@ class Rewriter:
 class _Program:
     graph: Graph
     swaps: dict[Node, Swap]
+    typed: dict[Node, TypedDot]
     gone: set[Node]
     inner: dict[Node, Function]
     options: Options
@@ -151,6 +173,11 @@ class _Program:
             if node in self.swaps:
                 with node.context():
                     outs = [self._operator(self.swaps[node], node.outputs[0], look)]
+            elif node in self.typed:
+                found = self.typed[node]
+                with node.context():
+                    x, w = map(look, found.operands)
+                    outs = [explicit_axes.product(found.product, *found.specs, x, w)]
             elif node in self.gone:
                 continue
             elif node in self.inner:

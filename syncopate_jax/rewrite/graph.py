@@ -148,6 +148,19 @@ def _worth_inlining(eqn: Any) -> bool:
     )
 
 
+def one_use(value: Value) -> str | None:
+    """None if one operation reads the value once; else what reads it, as a reason."""
+    if len(value.uses) == 1 and value.uses[0] is not None:
+        return None
+    if not value.uses:
+        return "nothing reads it"
+    readers = ", ".join(
+        "the result of the function" if user is None else user.name for user in value.uses
+    )
+    times = "once" if len(value.uses) == 1 else f"{len(value.uses)} times"
+    return f"it is used {times}: {readers}"
+
+
 def bodies(node: Node) -> dict[str, tuple[Any, ...]]:
     """The jaxprs among an operation's parameters."""
     found = {}

@@ -38,21 +38,11 @@ def letters(dot: Node, known: int, layout: Layout) -> Letters:
     ``n`` and ``k``, the letters that a local kernel cuts into tiles; a dot that has none of one
     kind gets one of extent 1.
     """
-    contracted, batch = dot.params["dimension_numbers"]
     shapes = [value.aval.shape for value in dot.inputs]
-    rest = [
-        [d for d in range(len(shapes[i])) if d not in (*contracted[i], *batch[i])] for i in (0, 1)
-    ]
-    kinds = {
-        "batch": list(zip(*batch, strict=True)),
-        "m": [(d, None) for d in rest[0]],
-        "n": [(None, d) for d in rest[1]],
-        "k": list(zip(*contracted, strict=True)),
-    }
     dims: tuple[dict[int, list[Factor]], dict[int, list[Factor]]] = ({}, {})
     out: Dims = []
     kind_of: dict[int, str] = {}
-    for kind, pairs in kinds.items():
+    for kind, pairs in _kinds(dot).items():
         for pair in pairs:
             at = pair[known] if known < 2 else len(out) if kind != "k" else None
             size = next(shapes[i][d] for i, d in enumerate(pair) if d is not None)
@@ -110,3 +100,37 @@ def _name(lists: list[list[Factor]], kind_of: dict[int, str]) -> dict[int, str]:
         if key not in names:
             names[key] = next(spare)
     return names
+
+
+def formula_of(dot: Node) -> str:
+    """A dot with a letter for each dimension, as an einsum formula, tiled letters as above."""
+    shapes = [value.aval.shape for value in dot.inputs]
+    names: tuple[dict[int, str], dict[int, str]] = ({}, {})
+    spare = iter(LETTERS)
+    out = ""
+    for kind, pairs in _kinds(dot).items():
+        sizes = [next(shapes[i][d] for i, d in enumerate(p) if d is not None) for p in pairs]
+        largest = sizes.index(max(sizes)) if sizes and kind != "batch" else -1
+        for at, pair in enumerate(pairs):
+            letter = kind if at == largest else next(spare)
+            for i, d in enumerate(pair):
+                if d is not None:
+                    names[i][d] = letter
+            out += letter if kind != "k" else ""
+    lhs, rhs = ("".join(own[d] for d in sorted(own)) for own in names)
+    return f"{lhs},{rhs}->{out}"
+
+
+def _kinds(dot: Node) -> dict[str, list[tuple[int | None, int | None]]]:
+    """The dimensions of both operands by what they are to the dot, in the order of its result."""
+    contracted, batch = dot.params["dimension_numbers"]
+    rest = [
+        [d for d in range(value.aval.ndim) if d not in (*contracted[i], *batch[i])]
+        for i, value in enumerate(dot.inputs)
+    ]
+    return {
+        "batch": list(zip(*batch, strict=True)),
+        "m": [(d, None) for d in rest[0]],
+        "n": [(None, d) for d in rest[1]],
+        "k": list(zip(*contracted, strict=True)),
+    }

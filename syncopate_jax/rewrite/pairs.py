@@ -13,7 +13,7 @@ from jax import lax
 from syncopate_jax.ops.operands import DTYPES
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.rewrite import steps
-from syncopate_jax.rewrite.graph import Node, Value, varying
+from syncopate_jax.rewrite.graph import Node, Value, one_use, varying
 from syncopate_jax.rewrite.layout import Layout
 from syncopate_jax.rewrite.letters import Letters, letters
 from syncopate_jax.rewrite.steps import Step
@@ -86,8 +86,6 @@ def match(node: Node, place: Place) -> Swap | str:
     """The operator for a collective and the dot beside it, or why there is none."""
     if node.params.get("axis_index_groups") is not None:
         return "it runs in groups of ranks (axis_index_groups), which no operator does"
-    if len(node.inputs) != 1:
-        return f"it moves {len(node.inputs)} arrays at once"
     if node.name not in ("all_gather", "all_to_all", *SUMS):
         return f"no operator does a {node.name}"
     names = node.params.get("axis_name", node.params.get("axes"))
@@ -115,14 +113,14 @@ def match(node: Node, place: Place) -> Swap | str:
 
 def _tracked_axes(value: Value) -> frozenset[str]:
     """Axes along which a value truly differs: before it was cast to vary."""
-    while value.node is not None and value.node.name in ("pvary", "pcast", *_SHAPING):
+    while value.node is not None and value.node.name in (*steps.CASTS, *_SHAPING):
         value = value.node.inputs[0]
     if value.node is not None and value.node.name == "dot_general":
         return _tracked_axes(value.node.inputs[0]) | _tracked_axes(value.node.inputs[1])
     return varying(value)
 
 
-_SHAPING = ("reshape", "squeeze", "expand_dims", "transpose", "convert_element_type")
+_SHAPING = (*steps.RESHAPES, "transpose", "convert_element_type")
 
 
 def _read(node: Node, names: tuple[str, ...], ranks: int, *, into: bool) -> _Exchange:
@@ -150,19 +148,6 @@ def _read(node: Node, names: tuple[str, ...], ranks: int, *, into: bool) -> _Exc
     return _Exchange(kind, names, Layout.of(shape, moved))
 
 
-def _one_use(value: Value) -> str | None:
-    """None if one operation reads the value once; else what reads it, as a reason."""
-    if len(value.uses) == 1 and value.uses[0] is not None:
-        return None
-    if not value.uses:
-        return "nothing reads it"
-    readers = ", ".join(
-        "the result of the function" if user is None else user.name for user in value.uses
-    )
-    times = "once" if len(value.uses) == 1 else f"{len(value.uses)} times"
-    return f"it is used {times}: {readers}"
-
-
 def _out_of(node: Node, names: tuple[str, ...], ranks: int, place: Place) -> Swap | str:
     """A collective whose result a dot reads."""
     if node.name == "all_to_all" and node.params["split_axis"] == node.params["concat_axis"]:
@@ -172,7 +157,7 @@ def _out_of(node: Node, names: tuple[str, ...], ranks: int, place: Place) -> Swa
     done: list[Step] = [Step(_reshaper(layout.outside))]
     gone = [node]
     while True:
-        if reason := _one_use(value):
+        if reason := one_use(value):
             return f"its result must be used by one dot alone, but {reason}"
         user = value.uses[0]
         assert user is not None
@@ -199,7 +184,7 @@ def _out_of(node: Node, names: tuple[str, ...], ranks: int, place: Place) -> Swa
             done += [moved.step] if moved.step else []
         gone.append(user)
         value = result
-    if reason := _unfit(user):
+    if reason := unfit(user):
         return reason
     side = 0 if user.inputs[0] is value else 1
     if user.inputs[1 - side] is value:
@@ -230,9 +215,9 @@ def _into(node: Node, names: tuple[str, ...], ranks: int, place: Place) -> Swap 
         user = value.node
         if user is None:
             return "what it moves is not made by a dot here"
-        if user.name != "dot_general" and len(user.outputs) != 1:
+        if len(user.outputs) != 1 or not user.inputs:
             return f"what it moves is made by {user.name}, not by a dot"
-        if reason := _one_use(value):
+        if reason := one_use(value):
             return f"the dot's result must go into it alone, but {reason}"
         if user.name == "dot_general":
             break
@@ -257,16 +242,18 @@ def _into(node: Node, names: tuple[str, ...], ranks: int, place: Place) -> Swap 
                 return step
             done.insert(0, step)
         else:
+            if user.name not in (*steps.RESHAPES, *steps.CASTS, "transpose"):
+                return f"what it moves is made by {user.name}, not by a dot"
             value_before = user.inputs[0]
             moved = steps.follow(user, value_before, layout, backward=True)
             if isinstance(moved, str):
-                return f"what it moves is not made by a dot alone: {moved}"
+                return moved
             layout = moved.layout
             if moved.step:
                 done.insert(0, moved.step)
         gone.insert(0, user)
         value = value_before
-    if reason := _unfit(user):
+    if reason := unfit(user):
         return reason
     if narrowed and narrowed.itemsize < user.inputs[0].aval.dtype.itemsize:
         return f"a cast to {narrowed} rounds more than the dot's operands are rounded"
@@ -306,7 +293,7 @@ def _cast(old: Value, new: Value, *, widens: str) -> str | None:
     return None
 
 
-def _unfit(dot: Node) -> str | None:
+def unfit(dot: Node) -> str | None:
     """Why no operator computes this dot; None where one does."""
     lhs, rhs = (value.aval.dtype for value in dot.inputs)
     if lhs != rhs or str(lhs) not in DTYPES or str(dot.outputs[0].aval.dtype) not in DTYPES:

@@ -25,6 +25,8 @@ UNARY = frozenset(
     | {"sqrt", "square", "tan", "tanh"}
 )
 BINARY = frozenset({"add", "atan2", "div", "max", "min", "mul", "pow", "rem", "sub"})
+RESHAPES = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
+CASTS = frozenset({"pcast", "pvary"})
 LINEAR = frozenset({"copy", "neg"})
 
 
@@ -54,7 +56,7 @@ def follow(node: Node, value: Value, layout: Layout, *, backward: bool) -> Moved
 
     ``layout`` is of its result if ``backward``, of its operand if not; ``value`` is the other one.
     """
-    if node.name in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim"):
+    if node.name in RESHAPES:
         return _reshape(node, value, layout, backward)
     if node.name == "transpose":
         order = node.params["permutation"]
@@ -63,9 +65,9 @@ def follow(node: Node, value: Value, layout: Layout, *, backward: bool) -> Moved
             Step(lambda x: lax.transpose(x, order)),
             layout.transpose(inverse if backward else order),
         )
-    if node.name in ("pvary", "pcast"):
+    if node.name in CASTS:
         return Moved(None, layout)
-    return f"{node.name} stands between, which uses what is moved in a way that cannot be moved"
+    return f"{node.name} stands between, which does not commute with it"
 
 
 def _reshape(node: Node, value: Value, layout: Layout, backward: bool) -> Moved | str:
@@ -132,7 +134,7 @@ def elementwise(
 
 def _before_casts(value: Value) -> Value:
     """What a value was before JAX was told that it may differ between ranks."""
-    while value.node is not None and value.node.name in ("pvary", "pcast"):
+    while value.node is not None and value.node.name in CASTS:
         value = value.node.inputs[0]
     return value
 

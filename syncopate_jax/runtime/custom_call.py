@@ -151,9 +151,7 @@ def vary_alike(args: Sequence[jax.Array], axis_names: Sequence[str] = ()) -> tup
     """
     if not tracks_varying_axes():
         return tuple(args)
-    wanted = _varying(map(jax.typeof, args)) | frozenset(
-        name for name in axis_names if lax.axis_size(name) > 1
-    )
+    wanted = _varying(map(jax.typeof, args)) | frozenset(axis_names)
     return tuple(
         lax.pcast(arg, missing, to="varying") if missing else arg
         for arg, missing in ((a, tuple(sorted(wanted - _varying([jax.typeof(a)])))) for a in args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -9,6 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from syncopate_jax.ir.comm import P2P
+from syncopate_jax.ops.blocked import block
+from syncopate_jax.ops.contraction import contract
+from syncopate_jax.ops.fused import LARGEST_TILE, prepare
+from syncopate_jax.ops.spec import Contraction
+from syncopate_jax.options import Options
 from tests.ops import cases
 from tests.ops.cases import BY_NAME, CASES, Case
 
@@ -18,6 +25,9 @@ RAGGED = {"m": 2, "n": 2}
 """Tiles that do not divide the 3 rows and columns a rank has in ``small``."""
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+
+TWINS = ("gather_x_k", "gather_w_n", "scatter_n")
+"""Variants that differ from another in little but the letters."""
 
 
 def small(ranks: int, dtype: str = "float32") -> Any:
@@ -68,7 +78,11 @@ def test_unfused_in_narrow_types(case: Case, dtype: str) -> None:
         assert cases.error(found, wanted) < 2 * EPS[dtype]
 
 
-@each_case
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[pytest.mark.slow] if c.name in TWINS else []) for c in CASES],
+    ids=lambda c: c.name,
+)
 def test_fused_with_gradients(case: Case) -> None:
     assert_as_exact_as_unfused(case, 2, small(2), tiles=RAGGED)
 
@@ -81,8 +95,22 @@ def test_fused_with_gradients_over_more_ranks(case: Case, ranks: int) -> None:
 
 
 def test_fused_on_one_rank() -> None:
-    assert_as_exact_as_unfused(BY_NAME["gather_x_m"], 1, small(1), gradients=False)
-    assert_as_exact_as_unfused(BY_NAME["scatter_m"], 1, small(1), gradients=False)
+    for name in ("gather_x_m", "all_reduce"):
+        assert_as_exact_as_unfused(BY_NAME[name], 1, small(1))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("backend", ["xla", "remote_dma"])
+@each_case
+def test_types_on_one_rank(case: Case, backend: str, check_vma: bool) -> None:
+    """Arguments that are, and are not, known to vary over an axis of one rank."""
+    x, w, ct = small(1)
+    mesh = cases.ranks_mesh(1)
+    options = {"backend": backend, "check_vma": check_vma}
+    for one in (case, dataclasses.replace(case, x=None, w=None)):
+        fn = cases.sharded(one, mesh, **options)
+        found = jax.eval_shape(lambda x, w, fn=fn: (fn(x, w), *jax.vjp(fn, x, w)[1](ct)), x, w)
+        assert [a.shape for a in found] == [ct.shape, x.shape, w.shape]
 
 
 @pytest.mark.slow
@@ -147,6 +175,31 @@ def test_every_split(case: Case, ranks: int, split: int) -> None:
     assert_as_exact_as_unfused(case, ranks, arrays, gradients=False, split=split)
 
 
+@pytest.mark.parametrize(
+    "ranks,m,n,shards",
+    [
+        (2, 129, 35, (1, 0)),  # rows of no whole register: the first rank adds all
+        (3, 129, 35, (1, 1, 1)),  # 43 rows are a block for each
+        (3, 40, 35, (16, 16, 8)),
+        (5, 24, 7, (8, 8, 8, 0, 0)),
+    ],
+)
+def test_how_ranks_share_an_all_reduce(ranks: int, m: int, n: int, shards: tuple[int, ...]) -> None:
+    arrays = cases.operands(1, m, 6 * ranks, n)
+    case = BY_NAME["all_reduce"]
+    fn = cases.sharded(case, cases.ranks_mesh(ranks), backend="remote_dma")
+    found = np.asarray(jax.jit(fn)(*arrays[:2]), np.float64)
+    assert cases.error(found, cases.exact(*arrays)[0]) < 4 * EPS["float32"]
+    layout = block(Contraction("bmk", "kn", "bmn", "all_reduce", "out"), (1, m, 6), (6, n), ranks)
+    plan = prepare(
+        "all_reduce", layout, LARGEST_TILE["tpu"], "float32", "float32", Options("remote_dma")
+    )[2]
+    adds = [op for rank in range(ranks) for op in plan.ops(rank) if op.reduce == "sum"]
+    axis = 0 if shards[0] == 1 else 1
+    sizes = {op.dst_rank: op.dst.box.shape[axis] for op in adds if isinstance(op, P2P)}
+    assert tuple(sizes.get(rank, 0) for rank in range(ranks)) == shards
+
+
 def test_pieces_of_unequal_size() -> None:
     """Five rows a rank in three pieces, under tiles of four."""
     arrays = cases.operands(1, 10, 4, 6)
@@ -206,10 +259,6 @@ def test_a_wider_result_is_not_rounded() -> None:
 
 @pytest.mark.parametrize("order", ["natural", "grouped", "snake"])
 def test_every_order_of_tiles(order: str) -> None:
-    from syncopate_jax.ops.contraction import contract
-    from syncopate_jax.ops.spec import Contraction
-    from syncopate_jax.options import Options
-
     x, w, ct = cases.operands(1, 8, 4, 6)
     spec = Contraction("bmk", "kn", "bmn", "all_gather", "lhs", gather="m")
     options = Options("remote_dma", tiles={"m": 2, "n": 1}, order=order)

@@ -16,6 +16,7 @@ def test_the_registry_knows_the_templates_of_the_package() -> None:
         "all_gather_mesh",
         "all_gather_ring",
         "all_gather_swizzle",
+        "all_reduce_one_shot",
         "all_reduce_two_shot",
         "all_to_all_blocks",
         "all_to_all_waves",
