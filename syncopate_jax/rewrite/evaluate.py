@@ -136,10 +136,7 @@ class Rewriter:
     def _shard_map(self, node: Node) -> Function | None:
         params = node.params
         mesh, manual = params["mesh"], params["newly_manual_axes"]
-        sizes = dict(mesh.shape)
-        left = set(sizes) - set(manual) - set(mesh.manual_axes)
-        automatic = tuple(sorted(name for name in left if sizes[name] > 1))
-        place = Place(sizes, automatic, params["check_vma"])
+        place = _place(mesh, {*manual, *mesh.manual_axes}, params["check_vma"])
         run = self.rewrite(params["jaxpr"], place)
         if run is None:
             return None
@@ -152,6 +149,20 @@ class Rewriter:
             check_vma=params["check_vma"],
         )
         return lambda *args: list(mapped(*args))
+
+
+def surrounding_place() -> Place | None:
+    """Where the caller is traced: None outside ``shard_map``."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.manual_axes:
+        return None
+    return _place(mesh, set(mesh.manual_axes), custom_call.tracks_varying_axes())
+
+
+def _place(mesh: Any, manual: set[str], tracked: bool) -> Place:
+    sizes = dict(mesh.shape)
+    automatic = tuple(sorted(x for x in sizes if x not in manual and sizes[x] > 1))
+    return Place(sizes, automatic, tracked)
 
 
 @dataclass(eq=False, slots=True)

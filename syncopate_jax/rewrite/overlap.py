@@ -13,7 +13,7 @@ from syncopate_jax.errors import InputError
 from syncopate_jax.ops import fused
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
-from syncopate_jax.rewrite.evaluate import Rewriter
+from syncopate_jax.rewrite.evaluate import Rewriter, surrounding_place
 from syncopate_jax.rewrite.report import Report
 
 
@@ -33,7 +33,7 @@ class Overlapped[**P, R]:
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """What ``fn`` returns for these arguments."""
         closed, fill, leaves, tree = self._trace(args, kwargs)
-        run = Rewriter(self.options).rewrite(closed, None)
+        run = Rewriter(self.options).rewrite(closed, surrounding_place())
         if run is None:
             return self.fn(*args, **kwargs)
         result: R = jax.tree.unflatten(tree(), fill(run(*leaves)))
@@ -43,7 +43,7 @@ class Overlapped[**P, R]:
         """What is replaced and what is left, for arguments (or ``ShapeDtypeStruct``) like these."""
         closed, _, _, _ = self._trace(args, kwargs)
         rewriter = Rewriter(self.options)
-        rewriter.rewrite(closed, None)
+        rewriter.rewrite(closed, surrounding_place())
         return rewriter.report()
 
     def _trace(
@@ -93,8 +93,10 @@ def overlap[**P, R](
     ``scan``, ``while``, ``cond`` and ``checkpoint``: ``all_gather`` or ``all_to_all`` whose result
     one dot multiplies, and dots whose result goes into ``psum``, ``psum_scatter`` or
     ``all_to_all``; casts, reshapes, transposes, activations and biases between the two are moved
-    to the other side where they commute. Everything else runs as it was traced; so do
-    ``custom_jvp`` and ``custom_vjp`` functions, which have a gradient of their own. Values and
+    to the other side where they commute. Outside ``shard_map``, on explicit mesh axes, a dot is
+    replaced whose sharded types imply a collective, together with a ``reshard`` of its operand.
+    ``fn`` may also be the body of a ``shard_map`` itself. Everything else runs as it was traced; so
+    do ``custom_jvp`` and ``custom_vjp`` functions, which have a gradient of their own. Values and
     gradients are those of ``fn``; gradients go through the operators' own rules, so take
     ``jax.grad`` of the overlapped function, not the other way around.
 

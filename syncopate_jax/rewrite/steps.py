@@ -132,15 +132,15 @@ def elementwise(
     return Step(apply, (source,))
 
 
-def _before_casts(value: Value) -> Value:
+def _before_casts(value: Value, through: frozenset[str] = CASTS) -> Value:
     """What a value was before JAX was told that it may differ between ranks."""
-    while value.node is not None and value.node.name in CASTS:
+    while value.node is not None and value.node.name in through:
         value = value.node.inputs[0]
     return value
 
 
 def _same_on_every_rank(value: Value, axis_names: Sequence[str], tracked: bool) -> bool:
-    value = _before_casts(value)
+    value = _before_casts(value, CASTS | RESHAPES | {"convert_element_type"})
     if value.node is None and value.known is not None:
         return True
     return tracked and not varying(value) & set(axis_names)

@@ -113,6 +113,36 @@ def ulysses_attention(p: Params, x: jax.Array) -> jax.Array:
     return x + out.reshape(s, b, n * d) @ p["proj"].reshape(n * d, -1)
 
 
+# Ring attention: keys and values go around the ring, weights are gathered as in FSDP.
+
+RING = {"ln": P(), "qkv": P("t"), "proj": P(None, None, "t")}
+
+
+def ring_attention(p: Params, x: jax.Array) -> jax.Array:
+    """x [sequence/W, batch, hidden]; not causal."""
+    ranks = lax.axis_size("t")
+    weight = lax.all_gather(p["qkv"], "t", axis=0, tiled=True)
+    q, k, v = jnp.moveaxis(jnp.einsum("sbh,hcnd->sbcnd", norm(x, p["ln"]), weight), 2, 0)
+    s, b, n, d = q.shape
+    ring = [(i, (i + 1) % ranks) for i in range(ranks)]
+
+    def step(carry: Any, _: None) -> tuple[Any, None]:
+        k, v, top, total, out = carry
+        scores = jnp.einsum("sbnd,tbnd->bnst", q, k) / np.sqrt(d)
+        new = jnp.maximum(top, scores.max(-1))
+        weights, old = jnp.exp(scores - new[..., None]), jnp.exp(top - new)
+        out = out * old[..., None] + jnp.einsum("bnst,tbnd->bnsd", weights, v)
+        total = total * old + weights.sum(-1)
+        return (lax.ppermute(k, "t", ring), lax.ppermute(v, "t", ring), new, total, out), None
+
+    zeros = lax.pcast(jnp.zeros((b, n, s)), "t", to="varying")
+    start = (k, v, zeros - jnp.inf, zeros, zeros[..., None] * jnp.ones(d))
+    _, _, _, total, out = lax.scan(step, start, None, length=ranks)[0]
+    out = (out / total[..., None]).transpose(2, 0, 1, 3).reshape(s * b, n * d)
+    proj = lax.all_gather(p["proj"], "t", axis=2, tiled=True).reshape(n * d, -1)
+    return x + (out @ proj).reshape(x.shape)
+
+
 def layers(p: Params, x: jax.Array, remat: bool) -> jax.Array:
     """``p`` has a leading dimension of layers."""
     block = jax.checkpoint(megatron_block) if remat else megatron_block

@@ -165,12 +165,12 @@ def chain(seed: int) -> Body:
 
 
 def test_random_chains_between() -> None:
-    bodies = [chain(seed) for seed in range(16)]
+    bodies = [chain(seed) for seed in range(10)]
     rng = np.random.default_rng(1)
     x = jnp.asarray(rng.standard_normal((2, 4, 6, 2)), jnp.float32)
     report = same(together(bodies, True), x, jnp.ones((2, 1, 1)))
-    assert len(report.replaced) + len(report.left) == 16
-    assert len(report.replaced) >= 10
+    assert len(report.replaced) + len(report.left) == 10
+    assert len(report.replaced) >= 6
     assert all("does not survive the reshape" in reason for reason in reasons(report))
 
 

@@ -14,8 +14,9 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from syncopate_jax.rewrite.overlap import overlap
 from tests.rewrite import models
-from tests.rewrite.compare import kinds, mesh_of, reasons, same
+from tests.rewrite.compare import kinds, loss_of, mesh_of, reasons, same
 
 GATHER, SCATTER = "all_gather", "reduce_scatter"
 
@@ -45,6 +46,7 @@ def test_megatron_block(check_vma: bool) -> None:
     assert "models.py" in report.replaced[0].source
 
 
+@pytest.mark.slow
 def test_megatron_block_fused() -> None:
     """Every pair is one that the fused kernels can do as well."""
     fn = mapped(models.megatron_mlp, models.MEGATRON, 2)
@@ -72,6 +74,30 @@ def test_ulysses_attention() -> None:
     report = same(fn, models.ulysses_params(8, 4), tokens(6, 2, 8))
     assert kinds(report) == ["all_to_all", "all_to_all"]
     assert report.left == ()
+
+
+def test_ring_attention() -> None:
+    """The ring stays; the gathered weights around it are fused."""
+    fn = mapped(models.ring_attention, models.RING, 2)
+    report = same(fn, models.ulysses_params(8, 4), tokens(6, 2, 8), tolerance=1e-4)
+    assert kinds(report) == [GATHER, GATHER]
+    assert reasons(report) == ["no operator does a ppermute"] * 2
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_body_of_a_shard_map(check_vma: bool) -> None:
+    """Applied inside: the arrays are one rank's already."""
+    params, x = models.megatron_params(8, 4, 12), tokens(4, 2, 8)
+    body = overlap(models.megatron_mlp, backend="xla")
+    fn, new = (mapped(body, models.MEGATRON, 2, check_vma) for body in (models.megatron_mlp, body))
+    reports = []
+    jax.eval_shape(
+        mapped(lambda p, x: reports.append(body.report(p, x)) or x, models.MEGATRON, 2), params, x
+    )
+    assert kinds(reports[0]) == [GATHER, SCATTER]
+    found, wanted = (jax.jit(jax.grad(loss_of(f)))(params, x) for f in (new, fn))
+    for name in wanted:
+        np.testing.assert_allclose(found[name], wanted[name], atol=2e-4)
 
 
 @pytest.mark.parametrize("remat", [False, True])
@@ -150,8 +176,6 @@ def test_equinox_module() -> None:
     arrays, static = eqx.partition(module, eqx.is_array)
     report = same(lambda arrays, x: eqx.combine(arrays, static)(x), arrays, tokens(4, 8))
     assert kinds(report) == [GATHER, SCATTER]
-
-    from syncopate_jax.rewrite.overlap import overlap
 
     # The module itself as an argument: its activation is a leaf that is no array.
     apply = overlap(lambda module, x: (module(x), module))
