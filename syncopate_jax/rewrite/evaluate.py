@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from syncopate_jax.ops import explicit_axes
@@ -14,6 +16,7 @@ from syncopate_jax.ops.contraction import contract
 from syncopate_jax.ops.derived import contraction_of
 from syncopate_jax.options import Options
 from syncopate_jax.rewrite import graph as graphs
+from syncopate_jax.rewrite.fusable import refusal
 from syncopate_jax.rewrite.graph import COLLECTIVES, Graph, Node, Value, varying
 from syncopate_jax.rewrite.pairs import Operand, Place, Swap, match
 from syncopate_jax.rewrite.report import Left, Replaced, Report
@@ -90,14 +93,13 @@ class Rewriter:
 
     def _unfusable(self, swap: Swap, place: Place) -> str | None:
         """Why the backend that was asked for cannot do what ``xla`` could; None if it can."""
-        if self.options.backend in ("auto", "xla"):
-            return None
-        if place.automatic:
+        if self.options.backend not in ("auto", "xla") and place.automatic:
             axes = ", ".join(place.automatic)
             return f"a fused launch spans all devices, and shard_map left {axes} to the compiler"
-        if "float64" in (str(swap.dot.inputs[0].aval.dtype), str(swap.out_dtype)):
-            return "fused operators add in float32, which would lose half of float64's digits"
-        return None
+        shapes = (swap.lhs.shape, swap.rhs.shape)
+        ranks = math.prod(place.sizes[name] for name in swap.axis_names)
+        dtypes = (jnp.dtype(swap.dot.inputs[0].aval.dtype), swap.out_dtype)
+        return refusal(swap.spec, shapes, ranks, dtypes, swap.axis_names, self.options)
 
     def _enter(self, node: Node, place: Place | None) -> Function | None:
         """An operation whose bodies were rewritten; None if nothing in them was replaced."""

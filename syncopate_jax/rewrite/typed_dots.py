@@ -17,6 +17,7 @@ from syncopate_jax.importers.shardings import Derived, derive
 from syncopate_jax.ops.derived import Product
 from syncopate_jax.ops.explicit_axes import explicit_axes
 from syncopate_jax.options import Options
+from syncopate_jax.rewrite.fusable import refusal_of
 from syncopate_jax.rewrite.graph import Node, Value, one_use
 from syncopate_jax.rewrite.letters import formula_of
 from syncopate_jax.rewrite.pairs import unfit
@@ -67,6 +68,9 @@ def match_typed(dot: Node, options: Options) -> TypedDot | str | None:
     if reason := unfit(dot):
         return reason
     dtype = jnp.dtype(out.aval.dtype)
+    dtypes = (jnp.dtype(operands[0].aval.dtype), dtype)
+    if reason := refusal_of(derived, shapes, dtypes, options):
+        return reason
     gone = tuple(
         value.node
         for value, found in zip(dot.inputs, before, strict=True)

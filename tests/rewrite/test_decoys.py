@@ -238,6 +238,16 @@ def test_a_fused_backend_needs_every_axis_to_be_manual() -> None:
     ]
 
 
+def test_what_a_fused_backend_does_not_take() -> None:
+    """It says so when the program is read, not when it runs."""
+    fn = run_of(lambda x, w: gather(x) @ w)
+    report = overlap(fn, backend="remote_dma", target="mosaic_gpu").report(X, W)
+    assert reasons(report)[0].startswith("backend remote_dma does not take it: ")
+    with jax.enable_x64(True):
+        wide = overlap(fn, backend="remote_dma").report(X.astype("float64"), W.astype("float64"))
+    assert "would lose half of float64's digits" in reasons(wide)[0]
+
+
 def test_outside_shard_map_nothing_is_looked_at() -> None:
     report = same(lambda x, w: jnp.tanh(x @ w), X, W)
     assert (report.replaced, report.left) == ((), ())

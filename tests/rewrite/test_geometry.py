@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -131,6 +132,16 @@ def test_every_operand_and_dimension(formula: str, group: Callable[[str], Iterat
         pytest.skip(f"{formula} has no such pair")
     report = same(together(bodies, check_vma=formula != "mk,nk->nm"), *arrays(formula))
     assert (len(report.replaced), reasons(report)) == (len(bodies), [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [gathers, exchanges, sums])
+def test_fused_kernels_do_them_too(group: Callable[[str], Iterator[Body]]) -> None:
+    """A few with batch and several contracted letters, in interpreted kernels."""
+    formula = "bmck,bkcn->bmn"
+    bodies = random.Random(1).sample(list(group(formula)), 2)
+    report = same(together(bodies, True), *arrays(formula), backend="remote_dma")
+    assert (len(report.replaced), reasons(report)) == (2, [])
 
 
 def chain(seed: int) -> Body:

@@ -73,6 +73,19 @@ def test_tensor_parallel_layer() -> None:
     assert sorted(found) == ["all-gather", "reduce-scatter"]
 
 
+def test_a_fused_backend_is_asked_first() -> None:
+    mesh = mesh_of(2)
+    with jax.set_mesh(mesh):
+        args = layer_args(mesh)
+        taken = overlap(layer, backend="remote_dma").report(*args)
+        refused = overlap(layer, backend="remote_dma", target="mosaic_gpu").report(*args)
+    assert kinds(taken) == ["all_gather", "reduce_scatter"]
+    assert [r.startswith("backend remote_dma does not take it") for r in reasons(refused)] == [
+        True,
+        True,
+    ]
+
+
 def test_in_scan_and_remat() -> None:
     mesh = mesh_of(2)
 
