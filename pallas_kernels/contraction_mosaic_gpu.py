@@ -65,9 +65,7 @@ def contraction(
     }
     for name, letters in matrix.items():
         if len(letters) != 2:
-            raise InputError(
-                f"contraction: {name} {flat[name]!r} needs two of the letters m, n, k"
-            )
+            raise InputError(f"contraction: {name} {flat[name]!r} needs two of the letters m, n, k")
     rows, columns = matrix["out"]
     (depth,) = [x for x in matrix["lhs"] if x in matrix["rhs"]]
     tiles = {rows: config.tile_m, columns: config.tile_n, depth: config.tile_k}
@@ -99,9 +97,7 @@ def contraction(
             matmul_tpu.block_spec(groups[name], axes, blocks, grid) for name in ("lhs", "rhs")
         ),
         out_specs=(matmul_tpu.block_spec(groups["out"], axes, blocks, grid),),
-        out_shape=(
-            jax.ShapeDtypeStruct(matmul_tpu.group_shape(groups["out"], sizes), out_dtype),
-        ),
+        out_shape=(jax.ShapeDtypeStruct(matmul_tpu.group_shape(groups["out"], sizes), out_dtype),),
         has_addend=True,
         reference=functools.partial(
             matmul_tpu.reference, groups=groups, sizes=sizes, out_dtype=out_dtype
@@ -176,9 +172,7 @@ def _limits(
                 f"pad its last dimension"
             )
     x, w = (jax.ShapeDtypeStruct(shapes[name], jnp.dtype(dtype)) for name in (body.x, body.w))
-    operands = Operands(
-        x, w, None, x_transposed=body.x_transposed, w_transposed=body.w_transposed
-    )
+    operands = Operands(x, w, None, x_transposed=body.x_transposed, w_transposed=body.w_transposed)
     yield from matmul_mosaic_gpu.limits(operands, config)
 
 

@@ -41,6 +41,7 @@ class CopyEngine:
 
     name = "copy_engine"
     targets = ("mosaic_gpu",)
+    folds = False
 
     def workers(self, launch: Launch, ranks: int) -> int:
         """CTAs of a rank that compute: all of them."""

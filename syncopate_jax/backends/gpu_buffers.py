@@ -75,7 +75,7 @@ def _linear(starts: Sequence[Any], shape: Sequence[int]) -> Any:
     return at
 
 
-def box_of(view: Any, row: Any, column: Any, shape: tuple[int, int]) -> Any:
+def box_of(view: Any, row: Any, column: Any, shape: Sequence[int]) -> Any:
     """The ref of a block of ``shape`` in a matrix."""
     return view.at[pl.ds(row, shape[0]), pl.ds(column, shape[1])]
 
@@ -122,7 +122,7 @@ def _cuts(work: Work) -> dict[str, tuple[int, int]]:
                 f"tensor {binding.tensor} is bound with dims {binding.dims}; a copy keeps the "
                 f"order of dimensions: give the plan the operand's order"
             )
-        cut = [d for d, size in enumerate(specs[binding.operand].block_shape) if size is not None]
+        cut = cut_dimensions(specs[binding.operand])
         if len(cut) != 2 or cut[1] != ndim - 1:
             raise UnsupportedError(
                 f"tensor {binding.tensor}: tiles cut dimensions {cut} of {ndim}; a GPU kernel cuts "
@@ -139,6 +139,11 @@ def _cuts(work: Work) -> dict[str, tuple[int, int]]:
                 )
             found[tensor.name] = like
     return found
+
+
+def cut_dimensions(spec: pl.BlockSpec) -> list[int]:
+    """The dimensions that blocks of an operand cut; the others are walked one index at a time."""
+    return [d for d, size in enumerate(spec.block_shape or ()) if size is not None]
 
 
 def placed_buffers(work: Work) -> Buffers:

@@ -1,8 +1,8 @@
 """Backends in which the CTA that computes a tile also communicates (paper section 5.2).
 
-What a plan sends of a tile, the tile's epilogue stores at the destination itself; what a plan brings
-to a tile, the tile reads where it is from the start. No CTA only communicates, nothing is gathered
-or kept to be sent, and an operation's signals are raised by the tiles of its chunk.
+What a plan sends of a tile, the tile's epilogue stores at the destination itself; what a plan
+brings to a tile, the tile reads where it is from the start. No CTA only communicates, nothing is
+gathered or kept to be sent, and an operation's signals are raised by the tiles of its chunk.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Colocated:
     name: str
     direct: bool
     targets: tuple[str, ...] = ("mosaic_gpu",)
+    folds: bool = True
 
     def workers(self, launch: Launch, ranks: int) -> int:
         """CTAs of a rank that compute: all."""
@@ -57,8 +58,9 @@ class Colocated:
         """What stores from registers cannot do: they are not clipped at an edge."""
         if layout.reads and any(read.dims for read in layout.reads.values()):
             return (
-                f"{self.name} stores tiles at peers, but plan {work.schedule.plan.name} brings data "
-                f"to tiles, which the tensor cores take from shared memory: use 'tma_colocated'"
+                f"{self.name} stores tiles at peers, but plan {work.schedule.plan.name} brings "
+                f"data to tiles, which the tensor cores take from shared memory: use "
+                f"'tma_colocated'"
             )
         ragged = [axis for axis in work.space.parallel if axis.extent % axis.tile]
         if ragged:
@@ -74,6 +76,7 @@ class Colocated:
         return gpu_kernel.emitted(self.name, kernel)
 
 
+@functools.lru_cache(maxsize=64)
 def lay_out(work: Work) -> Layout:
     """The layout of a kernel whose tiles communicate."""
     return _ColocatedMaker(work, 0).make()
@@ -133,7 +136,7 @@ class _ColocatedMaker(LayoutMaker):
     # --- slots: raised by tiles ----------------------------------------------------------------
 
     def copiers_of(self, row: int) -> int:
-        return len(self.tiles_of[row]) * self.kernel.loop.signals
+        return len(self.tiles_of[row]) * self.kernel.loop_body.signals
 
     def _scale_slots(self) -> None:
         rows = self.schedule.op_signals
@@ -227,8 +230,8 @@ class _ColocatedMaker(LayoutMaker):
             held = self.places.source(row)
             if held.kind != INPUT:
                 raise UnsupportedError(
-                    f"plan {self.plan.name}: {self.plan.row(row)} forwards what it received; a tile "
-                    f"reads from the owner: use a plan of one hop, or 'tma_dedicated'"
+                    f"plan {self.plan.name}: {self.plan.row(row)} forwards what it received; a "
+                    f"tile reads from the owner: use a plan of one hop, or 'tma_dedicated'"
                 )
             rank, src_rank = int(self.c.dst_rank[row]), int(self.c.src_rank[row])
             start, stop = self.c.dst_lo[row, :ndim], self.c.dst_hi[row, :ndim]

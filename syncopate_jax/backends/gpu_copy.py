@@ -36,7 +36,8 @@ class Mover(Protocol):
       copied: the copy unit moves them, so a peer's buffer needs a branch of its own.
     """
 
-    copied: bool
+    @property
+    def copied(self) -> bool: ...
 
     def pieces(self, layout: Layout) -> dict[Any, Piece]:
         """The piece of every dtype; raises UnsupportedError where it has none."""
@@ -112,9 +113,7 @@ class Copier:
         hi = layout.programs.get(table, channel + 1)
         lax.fori_loop(lo, hi, one, None)
 
-    def _copy(
-        self, move: Move, op: Any, first: Any, stride: Any, pieces: dict[Any, Piece]
-    ) -> None:
+    def _copy(self, move: Move, op: Any, first: Any, stride: Any, pieces: dict[Any, Piece]) -> None:
         if 0 in move.shape:
             return
         layout, table = self.layout, self.table
@@ -184,9 +183,9 @@ class Grid:
         return found[::-1]
 
 
-def common_pieces(layout: Layout, most: Callable[[Any], Piece], unit: Callable[[Any], int]) -> dict[
-    Any, Piece
-]:
+def common_pieces(
+    layout: Layout, most: Callable[[Any], Piece], unit: Callable[[Any], int]
+) -> dict[Any, Piece]:
     """One piece shape a dtype, no larger than any chunk; columns are a multiple of ``unit``."""
     found: dict[Any, Piece] = {}
     for move in layout.moves:

@@ -25,6 +25,7 @@ class Dedicated:
     name: str
     mover: Mover
     targets: tuple[str, ...] = ("mosaic_gpu",)
+    folds: bool = True
 
     def communicating(self, launch: Launch) -> int:
         """CTAs of a rank that only communicate."""
@@ -39,10 +40,11 @@ class Dedicated:
         if target not in self.targets:
             return f"{self.name} works with target 'mosaic_gpu', not {target!r}"
         count = self.communicating(work.launch)
-        if count < 1 or work.schedule.workers < 1:
+        workers = self.workers(work.launch, work.schedule.plan.num_ranks)
+        if count < 1 or workers < 1:
             return (
-                f"{self.name} needs at least 1 CTA of a rank to communicate and 1 to compute, found "
-                f"{count} and {work.schedule.workers}; see Launch(sms, communicating)"
+                f"{self.name} needs at least 1 CTA of a rank to communicate and 1 to compute, "
+                f"found {count} and {workers}; see Launch(sms, communicating)"
             )
         try:
             self.mover.pieces(self._layout(work))
@@ -51,7 +53,7 @@ class Dedicated:
         return None
 
     def _layout(self, work: Work) -> gpu_tables.Layout:
-        copiers = self.communicating(work.launch) * work.kernel.loop.warpgroups
+        copiers = self.communicating(work.launch) * work.kernel.loop_body.warpgroups
         return gpu_tables.lay_out(work, copiers)
 
     def emit(self, work: Work, target: str) -> Emitted:

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from syncopate_jax.backends import gpu_peers, gpu_signals
-from syncopate_jax.backends.gpu_buffers import INPUT, Key, Placed
+from syncopate_jax.backends.gpu_buffers import INPUT, Key, Placed, cut_dimensions
 from syncopate_jax.backends.gpu_copy import Copier, Mover
 from syncopate_jax.backends.gpu_peers import Peers
 from syncopate_jax.backends.gpu_signals import Signals, Watch
@@ -97,7 +97,7 @@ class FusedKernel:
         out_keys = [key for key in placed if key not in keys]
         outs = [jax.ShapeDtypeStruct(self._held(placed[k]), placed[k].dtype) for k in out_keys]
         watched = self.launch.watchdog_us > 0
-        records = (self.ranks, len(gpu_signals.RECORD))
+        records = (self.ranks if folded else 1, len(gpu_signals.RECORD))
         outs += [jax.ShapeDtypeStruct(records, jnp.int32)] if watched else []
         table = self._table()
         is_shared = frozenset(k for k, one in zip(keys, shared, strict=True) if one)
@@ -115,7 +115,7 @@ class FusedKernel:
             grid_names=(CTA_AXIS,),
             compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
             interpret=interpret,
-            **kernel.loop.launch(),
+            **kernel.loop_body.launch(),
         )(table, *arrays)
         if watched:
             raise_given_up(made[-1], self.work.schedule.plan.name, self.work.schedule.order)
@@ -159,20 +159,22 @@ class FusedKernel:
         peers = Peers(refs, placed, shared, rank, self.ranks, names)
         slots = layout.num_slots
         total = slots * (self.ranks if launch.folded else 1)
+        watch = None
+        if record is not None:
+            row = rank if launch.folded else 0
+            watch = Watch(record, row, rank_id, launch.watchdog_us)
         signals = Signals(
             pl.get_global(plgpu.SemaphoreType.REGULAR((total,))),
             slots,
             rank,
             launch.folded,
             peers.peer_id,
-            Watch(record, launch.watchdog_us) if record is not None else None,
+            watch,
         )
-        wg = lax.axis_index(self.work.kernel.loop.launch()["thread_name"])
+        wg = lax.axis_index(self.work.kernel.loop_body.launch()["thread_name"])
         run = _Cta(self, _Row(table, rank), peers, signals, cta, wg)
-        if record is not None:
-            pl.when((cta == 0) & (wg == 0))(
-                lambda: gpu_signals.clear_record(signals.watch, rank_id)
-            )
+        if watch is not None:
+            pl.when((cta == 0) & (wg == 0))(lambda: gpu_signals.clear_record(watch))
         if not self.communicating:
             run.compute(cta)
             run.leave()
@@ -238,14 +240,16 @@ class _Cta:
             before_addend=None if layout.e_waits.empty else before_addend,
         )
         local = self.kernel.work.kernel
-        local.loop.emit(local, _Places(self.kernel, table, self.peers), loop)
+        local.loop_body.emit(local, _Places(self.kernel, table, self.peers), loop)
         if not layout.exit_signals.empty:
             # The first warpgroup has used all that this CTA has read.
             pl.when(self.wg == 0)(lambda: signals.signal_all(table, layout.exit_signals, 0))
 
     def communicate(self) -> None:
         """This CTA's part of the rank's operations."""
-        mover, loop = self.kernel.mover, self.kernel.work.kernel.loop
+        mover, loop = self.kernel.mover, self.kernel.work.kernel.loop_body
+        if mover is None:
+            return
         copier = functools.partial(
             Copier,
             layout=self.kernel.layout,
@@ -390,9 +394,9 @@ class _Places:
     def addends(self, tile: Any) -> tuple[Any, Any]:
         layout, table = self.kernel.layout, self.table
         lo, hi = layout.addends.bounds(table, tile.chunk)
+        key = layout.addend_key or ("", "")
 
         def at(i: Any, use: Use) -> None:
-            key = layout.addend_key
             get = functools.partial(layout.addends.rows.get, table, lo + i)
             starts = [get(d) for d in range(len(layout.by_key[key].shape))]
             self.peers.own(key, starts, use)
@@ -402,8 +406,8 @@ class _Places:
 
 def cut_of(spec: pl.BlockSpec) -> tuple[int, int]:
     """The two dimensions that blocks cut."""
-    cut = [d for d, size in enumerate(spec.block_shape) if size is not None]
-    return cut[0], cut[1]
+    rows, columns = cut_dimensions(spec)
+    return rows, columns
 
 
 def emitted(name: str, kernel: FusedKernel) -> Emitted:

@@ -7,6 +7,7 @@ divided among the ranks, and a peer's buffer is another slice. The kernel's text
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +84,7 @@ def choose(count: int, number: Any, do: Callable[[int], None]) -> None:
         do(0)
         return
     for i in range(count):
-        pl.when(number == i)(lambda i=i: do(i))
+        pl.when(number == i)(functools.partial(do, i))
 
 
 def split_cta(cta: Any, ctas: int, folded: bool) -> tuple[Any, Any]:

@@ -33,11 +33,15 @@ class Watch:
     """The development watchdog: waits that are given up.
 
     Attributes:
-      record: int32 GMEM ref, a row of ``RECORD`` a rank.
+      record: int32 GMEM ref, a row of ``RECORD`` for every rank on this device.
+      row: this rank's.
+      rank: which one that is.
       microseconds: how long a wait may take.
     """
 
     record: Any
+    row: Any
+    rank: Any
     microseconds: int
 
 
@@ -67,12 +71,10 @@ class Signals:
         if self.watch is None:
             pl.semaphore_wait(self.counters.at[at], count, decrement=False)
         else:
-            _bounded_wait(self.counters, self.watch, at, [count, self.rank, position, step, slot])
+            _bounded_wait(self.counters, self.watch, at, [count, position, step, slot])
         fence()
 
-    def wait_all(
-        self, table: Any, waits: Lists, point: Any, position: Any = -1
-    ) -> None:
+    def wait_all(self, table: Any, waits: Lists, point: Any, position: Any = -1) -> None:
         """Waits for every (slot, count) of a point."""
         if not waits.empty:
             self._each(table, waits, point, lambda i: self._wait_row(table, waits, i, position))
@@ -148,10 +150,10 @@ def publish() -> None:
     emit()
 
 
-def clear_record(watch: Watch, rank: Any) -> None:
+def clear_record(watch: Watch) -> None:
     """Says that no wait of a rank was given up; long before one can be."""
     for i in range(len(RECORD)):
-        watch.record[rank, i] = jnp.int32(0)
+        watch.record[watch.row, i] = jnp.int32(0)
 
 
 def _bounded_wait(counters: Any, watch: Watch, at: Any, numbers: list[Any]) -> None:
@@ -169,13 +171,15 @@ def _bounded_wait(counters: Any, watch: Watch, at: Any, numbers: list[Any]) -> N
         count, rank, position, step, slot = (field.registers.item() for field in fields)
         _emit_bounded_wait(counter, record, count, [rank, position, step, slot, count], limit)
 
-    numbers = [jnp.asarray(n, jnp.int32) for n in numbers]
-    rank = numbers[1]
-    record = watch.record.at[pl.ds(rank, 1), :]
-    wait(counters.at[pl.ds(at, 1)], record, *numbers)
+    count, *where = numbers
+    fields = [jnp.asarray(n, jnp.int32) for n in (count, watch.rank, *where)]
+    record = watch.record.at[pl.ds(watch.row, 1), :]
+    wait(counters.at[pl.ds(at, 1)], record, *fields)
 
 
-def _emit_bounded_wait(counter: Any, record: Any, count: Any, fields: list[Any], limit: int) -> None:
+def _emit_bounded_wait(
+    counter: Any, record: Any, count: Any, fields: list[Any], limit: int
+) -> None:
     i32, i64 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
     pointer, row = mgpu_utils.memref_ptr(counter), mgpu_utils.memref_ptr(record)
     ptx = mgpu_utils.inline_ptx

@@ -7,6 +7,7 @@ raise by each warpgroup that stores a part of one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,11 +164,7 @@ class LayoutMaker:
 
     def _check(self) -> None:
         name, kernel = self.plan.name, self.kernel
-        if kernel.loop is None:
-            raise UnsupportedError(
-                f"kernel {kernel.name} is not written for mosaic_gpu: it has no loop body"
-            )
-        reason = kernel.loop.unsupported_reason(kernel)
+        reason = kernel.loop_body.unsupported_reason(kernel)
         if reason is not None:
             raise UnsupportedError(reason)
         if self.tiles == 0:
@@ -214,7 +211,7 @@ class LayoutMaker:
         for row, (rank, slot) in zip(rows.owner.tolist(), rows.values.tolist(), strict=True):
             self._raise_scale(rank, slot, self.copiers_of(row))
         for rank, slot in self.schedule.signals.values.tolist():
-            self._raise_scale(rank, slot, self.kernel.loop.signals)
+            self._raise_scale(rank, slot, self.kernel.loop_body.signals)
 
     def new_slot(self, rank: int) -> int:
         """A slot of its own for a wait at the end of a rank's launch."""
@@ -228,11 +225,13 @@ class LayoutMaker:
         for rank in range(self.ranks):
             found = []
             for position in range(self.tiles):
-                found.append([
-                    [*row[:at], row[at], row[at + 1] * self.scale[rank, row[at]]]
-                    for row in rows.row(self.schedule.at(rank, position))
-                    if self.waited(rank, row[at], epilogue)
-                ])
+                found.append(
+                    [
+                        [*row[:at], row[at], row[at + 1] * self.scale[rank, row[at]]]
+                        for row in rows.row(self.schedule.at(rank, position))
+                        if self.waited(rank, row[at], epilogue)
+                    ]
+                )
             points.append(found)
         return self.maker.lists(points, width)
 
@@ -247,7 +246,7 @@ class LayoutMaker:
         names = [axis.name for axis in self.space.axes]
         index = self.space.grid_indices()
         columns = []
-        for axes in self.kernel.loop.tile_axes:
+        for axes in self.kernel.loop_body.tile_axes:
             linear = np.zeros(self.tiles, np.int64)
             for axis in axes:
                 linear = linear * self.space.axes[axis].count + index[names[axis]][:, 0]
@@ -417,13 +416,15 @@ class LayoutMaker:
             counts = [sum(int(self.c.channel[row]) == ch for row in rows) for ch in channels]
             bounds.append(np.cumsum([0, *counts]))
             ops.append([self._encode(row, moves) for row in rows])
-            waits.append([
-                [[s, n * self.scale[rank, s]] for s, n in self.schedule.op_waits.row(row)]
-                for row in rows
-            ])
-            signals.append([
-                [*map(list, self.schedule.op_signals.row(row)), *extra[row]] for row in rows
-            ])
+            waits.append(
+                [
+                    [[s, n * self.scale[rank, s]] for s, n in self.schedule.op_waits.row(row)]
+                    for row in rows
+                ]
+            )
+            signals.append(
+                [[*map(list, self.schedule.op_signals.row(row)), *extra[row]] for row in rows]
+            )
         longest = max(map(len, ops))
         for rank in range(self.ranks):
             ops[rank] += [[0] * width] * (max(longest, 1) - len(ops[rank]))
@@ -446,7 +447,9 @@ class LayoutMaker:
         extra: dict[int, list[list[int]]] = {}
         for row in range(self.c.n):
             signalled = {rank for rank, _ in self.schedule.op_signals.row(row)}
-            lister, src, dst = (int(x[row]) for x in (self.c.rank, self.c.src_rank, self.c.dst_rank))
+            lister, src, dst = (
+                int(x[row]) for x in (self.c.rank, self.c.src_rank, self.c.dst_rank)
+            )
             ends = {dst, src} - {lister} if lister != src else {dst}
             extra[row] = []
             for end in sorted(ends - signalled):
@@ -502,6 +505,7 @@ def own_key(buffer: Any) -> Key:
     return buffer.tensor, buffer.kind
 
 
+@functools.lru_cache(maxsize=64)
 def lay_out(work: Work, copiers: int) -> Layout:
     """The layout of a kernel in which ``copiers`` warpgroups of a rank only copy."""
     return LayoutMaker(work, copiers).make()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +107,6 @@ class TmaMover:
             pl.when(i + stages - 1 < steps)(lambda: load(i + stages - 1))
 
         for i in range(stages - 1):
-            pl.when(i < steps)(lambda i=i: load(jnp.int32(i)))
+            pl.when(i < steps)(functools.partial(load, jnp.int32(i)))
         lax.fori_loop(jnp.int32(0), steps, step, None)
         plgpu.wait_smem_to_gmem(0)  # landed, not only read

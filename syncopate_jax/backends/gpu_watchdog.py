@@ -22,9 +22,7 @@ def raise_given_up(record: jax.Array, plan: str, order: np.ndarray) -> None:
     def check(found: Any) -> None:
         rows = [row for row in np.asarray(found).tolist() if row[0]]
         if rows:
-            raise DeadlockError(
-                f"plan {plan}: " + "; ".join(describe(row, order) for row in rows)
-            )
+            raise DeadlockError(f"plan {plan}: " + "; ".join(describe(row, order) for row in rows))
 
     jax.debug.callback(check, record)
 

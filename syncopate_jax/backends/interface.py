@@ -20,12 +20,14 @@ Emitted = Callable[..., Sequence[jax.Array]]
 """``emitted(*operands, platform=..., interpret=...)``: one rank's results, in manual mesh axes.
 
 ``platform`` is ``cpu``, ``tpu``, ``cuda`` or ``rocm``; on ``cpu`` kernels are interpreted, with the
-settings ``interpret``. Of a backend that ``folds``, ``shared=[…]`` asks for the results of all ranks
-at once, with a leading rank axis, from operands that have one too unless they are shared.
+settings ``interpret``. Of a backend that ``folds``, ``shared=[…]`` asks for the results of all
+ranks at once, with a leading rank axis, from operands that have one too unless they are shared.
 """
 
 interpret_settings: ContextVar[Any] = ContextVar("interpret_settings", default=True)
 """Pallas's ``interpret`` on the CPU: True, or settings such as ``pltpu.InterpretParams``."""
+
+WHOLE_DEVICE = Launch()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +50,7 @@ class Work:
     accesses: Mapping[str, AnyAccess]
     axis_map: AxisMap
     axis_names: tuple[str, ...]
-    launch: Launch = Launch()
+    launch: Launch = WHOLE_DEVICE
 
 
 class Backend(Protocol):
@@ -62,6 +64,11 @@ class Backend(Protocol):
     @property
     def targets(self) -> tuple[str, ...]:
         """Kernel languages it works with."""
+        ...
+
+    @property
+    def folds(self) -> bool:
+        """Whether it can run all ranks in one launch on one device."""
         ...
 
     def workers(self, launch: Launch, ranks: int) -> int:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 
@@ -32,7 +31,7 @@ class Section:
         """Entry ``column`` of ``row``, known to be a multiple of the column's divisor."""
         multiple = self.multiples[column]
         if multiple == 0:
-            return jnp.int32(0)
+            return 0
         value = table[self.offset + row * self.width + column]
         return pl.multiple_of(value, multiple) if multiple > 1 else value
 

@@ -34,6 +34,7 @@ class RemoteDma:
 
     name = "remote_dma"
     targets = ("tpu",)
+    folds = False
 
     def workers(self, launch: Launch, ranks: int) -> int:
         """One executor, which takes all tiles in order."""

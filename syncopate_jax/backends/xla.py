@@ -59,6 +59,7 @@ class Xla:
 
     name = "xla"
     targets = ("tpu", "mosaic_gpu", "triton")
+    folds = False
 
     def workers(self, launch: Launch, ranks: int) -> int:
         """One executor, which takes all tiles in order."""

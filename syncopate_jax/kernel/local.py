@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import pallas as pl
 
-from syncopate_jax.errors import InputError
+from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.kernel.access import Access, AnyAccess, BoxAccess
 from syncopate_jax.kernel.loop import LoopBody
 from syncopate_jax.kernel.tiles import Axis, TileSpace
@@ -67,6 +67,15 @@ class PallasKernel:
         repeated = [*self.operands, *self.results]
         if len(set(repeated)) != len(repeated):
             raise InputError(f"{self.name}: operand and result names repeat: {repeated}")
+
+    @property
+    def loop_body(self) -> LoopBody:
+        """``loop``; raises UnsupportedError where the kernel has none."""
+        if self.loop is None:
+            raise UnsupportedError(
+                f"kernel {self.name} is not written for mosaic_gpu: it has no loop body"
+            )
+        return self.loop
 
     def __call__(self, *operands: jax.Array, interpret: Any = False) -> list[jax.Array]:
         """Runs the kernel alone, in its natural order; one array a result."""

@@ -55,7 +55,7 @@ class Operator:
                 name=name,
                 invariant_over=work.axis_names if self._same_on_every_rank() else (),
                 key=(self, interpret),
-                fold=functools.partial(self._fold, emitted) if work.launch.folded else None,
+                fold=functools.partial(self._fold, emitted) if self.backend.folds else None,
             )
         )
 
@@ -72,9 +72,7 @@ class Operator:
             x if has or one else jnp.broadcast_to(x, (size, *x.shape))
             for x, has, one in zip(operands, batched, shared, strict=True)
         ]
-        types = [
-            jax.ShapeDtypeStruct((size, *t.shape), t.dtype) for t in self.result_types()
-        ]
+        types = [jax.ShapeDtypeStruct((size, *t.shape), t.dtype) for t in self.result_types()]
         return custom_call.fused_call(
             functools.partial(emitted, interpret=interpret_settings.get(), shared=shared),
             *spread,

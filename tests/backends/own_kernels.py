@@ -65,7 +65,10 @@ def gather_and_scatter_plan(
         [*gathered.initial, *(Region(r, "y", Box.full(y), produced=True) for r in everyone)],
         [
             *gathered.goals,
-            *(Goal(r, "y", block_of("y", y, ranks, r).box, ranks=everyone) for r in everyone),
+            *(
+                Goal(r, "y", block_of("y", y, ranks, r).box, ranks=everyone, reduce=reduce)
+                for r in everyone
+            ),
         ],
         lists,
     )

@@ -26,6 +26,9 @@ RAGGED = {"m": 2, "n": 2}
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 
+TWINS = ("gather_x_k", "gather_w_n", "scatter_n")
+"""Variants that differ from another in little but the letters."""
+
 
 def small(ranks: int, dtype: str = "float32") -> Any:
     return cases.operands(1, 3 * ranks, 2 * ranks, 3 * ranks, dtype)
@@ -75,7 +78,11 @@ def test_unfused_in_narrow_types(case: Case, dtype: str) -> None:
         assert cases.error(found, wanted) < 2 * EPS[dtype]
 
 
-@each_case
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[pytest.mark.slow] if c.name in TWINS else []) for c in CASES],
+    ids=lambda c: c.name,
+)
 def test_fused_with_gradients(case: Case) -> None:
     assert_as_exact_as_unfused(case, 2, small(2), tiles=RAGGED)
 
