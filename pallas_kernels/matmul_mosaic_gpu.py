@@ -13,27 +13,22 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_kernel as body
 from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import Limits, MatmulConfig, ranked
 
 TMA_BYTES = 16  # the TMA unit's unit of strides and clipping
-NARROWEST_SWIZZLE = 32  # bytes; wgmma reads no narrower one here
 
 
 def unsupported_reason(operands: body.Operands, config: MatmulConfig, limits: Limits) -> str | None:
     """Why this kernel cannot compute this product with this config on this device, or None."""
     x, w, y, addend = operands.x, operands.w, operands.y, operands.addend
-    (m, k, n), (_, other_k) = operands.mkn, w.shape if operands.w_transposed else w.shape[::-1]
-    if k != other_k:
-        return f"x contracts over {k} elements and w over {other_k}; they must agree"
     if x.dtype != w.dtype or x.dtype not in (jnp.bfloat16, jnp.float16):
         return f"operands are {x.dtype} and {w.dtype}; both must be bfloat16 or both float16"
     if y.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
         return f"the output is {y.dtype}; it must be bfloat16, float16 or float32"
-    if tuple(y.shape) != (m, n) or (addend is not None and tuple(addend.shape) != (m, n)):
-        shapes = [tuple(a.shape) for a in (y, addend) if a is not None]
-        return f"output and addend are {shapes}; each must be {(m, n)}"
     if (problem := config.problem()) is not None:
         return problem
     if limits.sms < config.cluster:
@@ -44,55 +39,35 @@ def unsupported_reason(operands: body.Operands, config: MatmulConfig, limits: Li
             f"the config takes {needed} bytes of shared memory and a block has "
             f"{limits.shared_memory}; take fewer stages, as config.fit does"
         )
-    return _layout_reason(operands, config)
+    for name, array in ("x", x), ("w", w), ("y", y), ("addend", addend):
+        if array is not None and array.shape[1] * jnp.dtype(array.dtype).itemsize % TMA_BYTES:
+            return (
+                f"{name} has rows of {array.shape[1]} elements of {array.dtype}; "
+                f"they must be a multiple of {TMA_BYTES} bytes"
+            )
+    return "; ".join(body.limits(operands, config)) or None
 
 
-def _layout_reason(operands: body.Operands, config: MatmulConfig) -> str | None:
-    """What the TMA unit and wgmma ask of the sizes in memory."""
-    swizzle, itemsize = operands.swizzle(config), jnp.dtype(operands.x.dtype).itemsize
-    if swizzle < NARROWEST_SWIZZLE:
-        return (
-            f"rows of x or w are a multiple of only {swizzle} bytes; an operand that is not "
-            f"contiguous along K needs rows of a multiple of {NARROWEST_SWIZZLE} bytes, here "
-            f"{NARROWEST_SWIZZLE // itemsize} elements: pad it, or pass it contiguous along K"
+def _check_shapes(operands: body.Operands) -> None:
+    x, w, addend = operands.x, operands.w, operands.addend
+    m, k, n = operands.mkn
+    other_k = w.shape[1 if operands.w_transposed else 0]
+    if k != other_k:
+        raise InputError(
+            f"matmul_mosaic_gpu: x {x.shape} contracts over {k} elements and w {w.shape} over "
+            f"{other_k}; they must agree"
         )
-    for name, ref in ("x", operands.x), ("w", operands.w):
-        if ref.shape[1] * itemsize % TMA_BYTES:
-            return (
-                f"{name} has rows of {ref.shape[1]} elements; it must be a multiple of 8 elements"
-            )
-        if not operands.is_flat(config, name):
-            reason = _tiling_reason(name, ref.shape, swizzle // itemsize)
-            if reason is not None:
-                return reason
-    for name, ref in ("y", operands.y), ("addend", operands.addend):
-        if ref is not None and ref.shape[1] * jnp.dtype(ref.dtype).itemsize % TMA_BYTES:
-            return (
-                f"{name} has rows of {ref.shape[1]} elements of {ref.dtype}; "
-                f"it must be a multiple of {TMA_BYTES} bytes"
-            )
-    if operands.addend is None:
-        return None
-    addend = operands.addend
-    return _tiling_reason("addend", addend.shape, body.addend_tile_columns(config, operands))
-
-
-def _tiling_reason(name: str, shape: tuple[int, ...], width: int) -> str | None:
-    """Why copies in tiles of 8 rows and ``width`` columns cannot cover an array, or None."""
-    rows, columns = shape
-    if (rows <= 8 or rows % 8 == 0) and (columns <= width or columns % width == 0):
-        return None
-    return (
-        f"{name} is {rows}x{columns} and copied in tiles of 8x{width}, which must divide it where "
-        "it is larger; pad it, or take a config whose blocks are one swizzle wide"
-    )
+    if addend is not None and addend.shape != (m, n):
+        raise InputError(
+            f"matmul_mosaic_gpu: the addend is {addend.shape}; it must be as the result, {(m, n)}"
+        )
 
 
 def pick_config(operands: body.Operands, limits: Limits, device_kind: str = "") -> MatmulConfig:
     """The best config that suits a product: tuned for the device, or a guess.
 
     Raises:
-      ValueError: none does; the message has each one's reason.
+      UnsupportedError: none does; the message has each one's reason.
     """
     m, k, n = operands.mkn
     addend_dtype = None if operands.addend is None else operands.addend.dtype
@@ -103,7 +78,7 @@ def pick_config(operands: body.Operands, limits: Limits, device_kind: str = "") 
         if reason is None:
             return fitted
         reasons.append(f"{config.tile_m}x{config.tile_n}: {reason}")
-    raise ValueError("matmul_mosaic_gpu: no config suits; " + "; ".join(reasons))
+    raise UnsupportedError("matmul_mosaic_gpu: no config suits; " + "; ".join(reasons))
 
 
 def matmul(
@@ -118,7 +93,8 @@ def matmul(
     table: jax.Array | None = None,
     flags: jax.Array | None = None,
     config: MatmulConfig | None = None,
-    limits: Limits | None = None,
+    num_sms: int | None = None,
+    shared_memory: int | None = None,
     interpret: Any = None,
 ) -> jax.Array:
     """``transform(x @ w + addend)``, accumulated in float32 and rounded once.
@@ -134,36 +110,39 @@ def matmul(
       flags: int32 [chunks], with a table: a tile waits until its chunk's flag is at least 1.
       config: how to cut the product; by default the tuned one for the device, or a good guess. Its
         stages are reduced to those that fit.
-      limits: the device's SMs and shared memory; by default those of the first device.
+      num_sms: multiprocessors to use; by default all of the device's.
+      shared_memory: bytes of it that a block may have; by default the device's limit.
       interpret: ``plgpu.InterpretGPUParams()`` to run on a CPU.
 
     Returns:
       [M, N].
 
     Raises:
-      ValueError: the product, the config or the device do not suit, see ``unsupported_reason``.
+      InputError: operands do not fit each other, or the table does not fit them.
+      UnsupportedError: this kernel cannot compute the product, see ``unsupported_reason``.
 
     Example::
 
       y = matmul(x, w, addend=residual, transform=jax.nn.gelu)
     """
-    device = jax.devices()[0]
-    limits = limits or Limits.of(device)
+    device = jax.local_devices()[0]
+    limits = Limits.of(device, sms=num_sms, shared_memory=shared_memory)
     m, n = x.shape[1 if x_transposed else 0], w.shape[0 if w_transposed else 1]
     out = jax.ShapeDtypeStruct((m, n), out_dtype or x.dtype)
     operands = body.Operands(x, w, out, addend, x_transposed, w_transposed)
+    _check_shapes(operands)
     if config is None:
         config = pick_config(operands, limits, device.device_kind)
     else:
         addend_dtype = None if addend is None else addend.dtype
         config = config.fit(limits.shared_memory, x.dtype, out.dtype, addend_dtype)
-    if (reason := unsupported_reason(operands, config, limits)) is not None:
-        raise ValueError(f"matmul_mosaic_gpu: {reason}")
-    if flags is not None and table is None:
-        raise ValueError("matmul_mosaic_gpu: flags are waited for by a table's chunks; pass table")
+        if (reason := unsupported_reason(operands, config, limits)) is not None:
+            raise UnsupportedError(f"matmul_mosaic_gpu: {reason}")
     tiles = config.tiles(m, n)
+    if flags is not None and table is None:
+        raise InputError("matmul_mosaic_gpu: flags are waited for by a table's chunks; pass table")
     if table is not None and table.shape != (math.prod(tiles), tile_loop.TABLE_COLUMNS):
-        raise ValueError(
+        raise InputError(
             f"matmul_mosaic_gpu: table is {table.shape}; the {tiles[0]}x{tiles[1]} tiles of this "
             f"config need {(math.prod(tiles), tile_loop.TABLE_COLUMNS)}"
         )

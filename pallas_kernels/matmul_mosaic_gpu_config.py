@@ -10,10 +10,13 @@ from typing import Any, Literal, Self
 import jax
 import jax.numpy as jnp
 
+from syncopate_jax.errors import InputError, UnsupportedError
+
 TUNED_FILE = "matmul_mosaic_gpu_configs.json"
 SWIZZLE_BYTES = 128  # the widest TMA swizzle
 WGMMA_ROWS = 64  # rows of one wgmma instruction
 WGMMA_COLUMNS = 256  # columns of the widest one
+HOPPER_SHARED_MEMORY = 227 * 1024  # bytes that one block can have on compute capability 9.0
 REGISTERS = 512  # 32-bit registers an SM has for each thread of a warpgroup's 128
 OVERLAP_REGISTERS = 208  # accumulator and pending output that fit beside the loop's own state
 BARRIER_BYTES = 1024  # generous: mbarriers and alignment
@@ -27,21 +30,23 @@ class Limits:
     shared_memory: int
 
     @classmethod
-    def of(cls, device: jax.Device) -> Self:
-        """Reads the limits off a device.
+    def of(
+        cls, device: jax.Device, *, sms: int | None = None, shared_memory: int | None = None
+    ) -> Self:
+        """The limits of a device, or those given.
 
         Raises:
-          ValueError: the device does not report them; pass ``Limits`` explicitly there.
+          InputError: the device does not say how many SMs it has, and ``sms`` is not given.
         """
-        sms = getattr(device, "core_count", None)
-        shared_memory = getattr(device, "shared_memory_per_block_optin", None)
-        if sms is None or shared_memory is None:
-            raise ValueError(
-                f"device {device.device_kind!r} reports core_count={sms} and "
-                f"shared_memory_per_block_optin={shared_memory}; both are needed to size the "
-                "kernel: pass limits=Limits(sms=..., shared_memory=...)"
+        sms = sms or getattr(device, "core_count", None)
+        if sms is None:
+            raise InputError(
+                f"matmul_mosaic_gpu: device {device.device_kind!r} does not say how many "
+                "multiprocessors it has; pass num_sms"
             )
-        return cls(sms, shared_memory)
+        # Where a program is lowered without the device, the size that Mosaic GPU assumes too.
+        reported = getattr(device, "shared_memory_per_block_optin", HOPPER_SHARED_MEMORY)
+        return cls(sms, shared_memory or reported)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -137,16 +142,17 @@ class MatmulConfig:
         """The same config with as many of its stages as fit in ``limit`` bytes, at least 2.
 
         Raises:
-          ValueError: two stages do not fit.
+          UnsupportedError: two stages do not fit.
         """
         for stages in range(self.stages, 1, -1):
             config = dataclasses.replace(self, stages=stages)
             if config.shared_memory(dtype, out_dtype, addend_dtype) <= limit:
                 return config
         least = dataclasses.replace(self, stages=2).shared_memory(dtype, out_dtype, addend_dtype)
-        raise ValueError(
-            f"tile {self.tile_m}x{self.tile_n}x{self.tile_k} with 2 stages takes {least} bytes of "
-            f"shared memory, and a block has {limit}; take a smaller tile or fewer epilogue_slots"
+        raise UnsupportedError(
+            f"matmul_mosaic_gpu: tile {self.tile_m}x{self.tile_n}x{self.tile_k} with 2 stages "
+            f"takes {least} bytes of shared memory, and a block has {limit}; take a smaller tile "
+            "or fewer epilogue_slots"
         )
 
     def problem(self) -> str | None:

@@ -6,8 +6,9 @@ before. ``compute_tiles`` is called inside a Mosaic GPU kernel and is handed its
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+
 from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
     SWIZZLE_BYTES,
@@ -24,6 +26,11 @@ from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
 
 CTA_AXIS, WARPGROUP_AXIS = "cta", "wg"
 CLUSTER_AXES = ("cluster_m", "cluster_n")
+NARROWEST_SWIZZLE = 32  # bytes; wgmma reads operands swizzled by 32, 64 or 128
+
+
+Use = Callable[[Any, Any, Any], None]
+"""``use(matrix, row, column)``: a GMEM ref of two dimensions and where a block starts in it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,6 +39,19 @@ class Operands:
 
     ``x`` is [M, K], or [K, M] if ``x_transposed``; ``w`` is [K, N], or [N, K] if ``w_transposed``;
     ``y`` and the optional ``addend``, which is added in float32 before the rounding, are [M, N].
+
+    Blocks may also lie elsewhere: the optional finders know where, and then ``x`` and the others
+    need only ``shape`` and ``dtype``. A finder calls what it is given, under a condition if need
+    be, with the matrix that holds the block.
+
+    Args:
+      x_at, w_at: called with the tile, the k step and what to do with the block.
+      y_at: called with the tile and what to do with the tile's place; it may have several.
+      addends: called with the tile; the number of tiles to add, and a function of a number and of
+        what to do with that tile.
+      k_steps: how many k steps there are, if not as many as ``x`` and ``w`` are deep.
+      direct: store from registers, where the matrices are not known before the launch; the tile
+        must then divide them, and ``after_tile`` must publish what all threads stored.
     """
 
     x: Any
@@ -40,6 +60,12 @@ class Operands:
     addend: Any = None
     x_transposed: bool = False
     w_transposed: bool = False
+    x_at: Callable[[tile_loop.Tile, Any, Use], None] | None = None
+    w_at: Callable[[tile_loop.Tile, Any, Use], None] | None = None
+    y_at: Callable[[tile_loop.Tile, Use], None] | None = None
+    addends: Callable[[tile_loop.Tile], tuple[Any, Callable[[Any, Use], None]]] | None = None
+    k_steps: int | None = None
+    direct: bool = False
 
     @property
     def mkn(self) -> tuple[int, int, int]:
@@ -78,11 +104,52 @@ def _tiled(columns: int, dtype: Any) -> tuple[Any, ...]:
     return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(swizzle)
 
 
+def limits(operands: Operands, config: MatmulConfig) -> Iterator[str]:
+    """Why shared memory cannot hold blocks of operands of these shapes, in words."""
+    swizzle = operands.swizzle(config)
+    if swizzle < NARROWEST_SWIZZLE:
+        yield (
+            f"operands are contiguous in {operands.x.shape} and {operands.w.shape}; rows that the "
+            f"tensor cores read across need a multiple of {NARROWEST_SWIZZLE} bytes"
+        )
+        return
+    for name, operand in ("x", operands.x), ("w", operands.w):
+        tile = 8, swizzle // jnp.dtype(operand.dtype).itemsize
+        if not operands.is_flat(config, name) and not _tile_covers(tile, operand.shape):
+            yield _uncovered(operand.shape, tile)
+    addend = operands.addend
+    if addend is not None and not _addend_is_flat(operands, config):
+        tile = 8, SWIZZLE_BYTES // jnp.dtype(addend.dtype).itemsize
+        if not _tile_covers(tile, addend.shape):
+            yield _uncovered(addend.shape, tile)
+
+
+def _tile_covers(tile: tuple[int, int], shape: tuple[int, ...]) -> bool:
+    """Whether copies in tiles reach all of an array; a tile is cut to an array that is smaller."""
+    return all(size <= t or size % t == 0 for size, t in zip(shape, tile, strict=True))
+
+
+def _uncovered(shape: tuple[int, ...], tile: tuple[int, int]) -> str:
+    return f"an operand {shape} is copied in tiles of {tile}, which must divide it: pad it"
+
+
+def _tiled(columns: int, dtype: Any) -> tuple[Any, ...]:
+    """The shared-memory layout of wgmma operands: tiles of 8 rows and one swizzle's columns."""
+    swizzle = columns * jnp.dtype(dtype).itemsize
+    return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(swizzle)
+
+
 def addend_tile_columns(config: MatmulConfig, operands: Operands) -> int:
     """Columns of the tiles in which the addend is copied."""
     itemsize = jnp.dtype(operands.addend.dtype).itemsize
     columns = config.store_columns(operands.y.dtype)
     return math.gcd(columns * itemsize, SWIZZLE_BYTES) // itemsize
+
+
+def _addend_is_flat(operands: Operands, config: MatmulConfig) -> bool:
+    """Whether an output store's addend is at most one swizzle wide, so that it needs no tiles."""
+    row = config.store_columns(operands.y.dtype) * jnp.dtype(operands.addend.dtype).itemsize
+    return row <= SWIZZLE_BYTES
 
 
 def _operand_buffer(operands: Operands, config: MatmulConfig, name: str, flat_views: bool) -> Any:
@@ -124,10 +191,12 @@ def scratch(operands: Operands, config: MatmulConfig, flat_views: bool = True) -
     }
     if operands.addend is not None:
         dtype = operands.addend.dtype
+        itemsize = jnp.dtype(dtype).itemsize
+        transforms = _tiled(SWIZZLE_BYTES // itemsize, dtype)
+        if _addend_is_flat(operands, config):
+            transforms = (plgpu.SwizzleTransform(columns * itemsize),)
         found["addend_smem"] = plgpu.SMEM(
-            (config.warpgroups, WGMMA_ROWS, columns),
-            dtype,
-            transforms=_tiled(addend_tile_columns(config, operands), dtype),
+            (config.warpgroups, WGMMA_ROWS, columns), dtype, transforms=transforms
         )
         found["addend_full"] = plgpu.Barrier(num_barriers=config.warpgroups)
     return found
@@ -196,7 +265,7 @@ class _Worker:
 
     @property
     def k_steps(self) -> int:
-        return -(-self.operands.mkn[1] // self.config.tile_k)
+        return self.operands.k_steps or -(-self.operands.mkn[1] // self.config.tile_k)
 
     @property
     def store_columns(self) -> int:
@@ -271,24 +340,34 @@ class _Worker:
 
     def load_blocks(self, tile: tile_loop.Tile, block: jax.Array, slot: jax.Array) -> None:
         config, operands = self.config, self.operands
-        rows = pl.ds(tile.m * config.tile_m, config.tile_m)
-        columns = pl.ds(tile.n * config.tile_n, config.tile_n)
-        depth = pl.ds(block * config.tile_k, config.tile_k)
-        x_at = (depth, rows) if operands.x_transposed else (rows, depth)
-        w_at = (columns, depth) if operands.w_transposed else (depth, columns)
+        shapes = operands.blocks(config)
         m_axis, n_axis = CLUSTER_AXES
-        plgpu.copy_gmem_to_smem(
-            operands.x.at[x_at],
-            self.x_rows.at[slot],
-            self.full.at[slot],
-            collective_axes=n_axis if config.cluster_n > 1 else None,
-        )
-        plgpu.copy_gmem_to_smem(
-            operands.w.at[w_at],
-            self.w_rows.at[slot],
-            self.full.at[slot],
-            collective_axes=m_axis if config.cluster_m > 1 else None,
-        )
+
+        def load(name: str, rows: Any, shared: str | None) -> Use:
+            height, width = shapes[name]
+
+            def copy(matrix: Any, row: Any, column: Any) -> None:
+                plgpu.copy_gmem_to_smem(
+                    matrix.at[pl.ds(row, height), pl.ds(column, width)],
+                    rows.at[slot],
+                    self.full.at[slot],
+                    collective_axes=shared,
+                )
+
+            return copy
+
+        load_x = load("x", self.x_rows, n_axis if config.cluster_n > 1 else None)
+        load_w = load("w", self.w_rows, m_axis if config.cluster_m > 1 else None)
+        if operands.x_at is not None:
+            operands.x_at(tile, block, load_x)
+        else:
+            at = tile.m * config.tile_m, block * config.tile_k
+            load_x(operands.x, *(at[::-1] if operands.x_transposed else at))
+        if operands.w_at is not None:
+            operands.w_at(tile, block, load_w)
+        else:
+            at = block * config.tile_k, tile.n * config.tile_n
+            load_w(operands.w, *(at[::-1] if operands.w_transposed else at))
 
     # -- compute ---------------------------------------------------------------------------------
 
@@ -423,30 +502,53 @@ class _Worker:
 
     # -- store -----------------------------------------------------------------------------------
 
-    def part_at(self, tile: tile_loop.Tile, index: int, wg: jax.Array) -> tuple[Any, Any]:
-        config = self.config
+    def on_part(self, use: Callable[[Any], None], index: int, wg: jax.Array) -> Use:
+        """``use`` called with the ref of an output store's part of the tile."""
         row, column = self.subtiles[index]
-        rows, columns = config.part
-        m = tile.m * config.tile_m + row + (wg * rows if config.split == "m" else 0)
-        n = tile.n * config.tile_n + column + (wg * columns if config.split == "n" else 0)
-        return pl.ds(m, WGMMA_ROWS), pl.ds(n, self.store_columns)
+        rows, columns = self.config.part
+        row = row + (wg * rows if self.config.split == "m" else 0)
+        column = column + (wg * columns if self.config.split == "n" else 0)
+
+        def on_tile(matrix: Any, tile_row: Any, tile_column: Any) -> None:
+            at = pl.ds(tile_row + row, WGMMA_ROWS)
+            use(matrix.at[at, pl.ds(tile_column + column, self.store_columns)])
+
+        return on_tile
+
+    def corner(self, tile: tile_loop.Tile) -> tuple[jax.Array, jax.Array]:
+        return tile.m * self.config.tile_m, tile.n * self.config.tile_n
 
     def round_part(
         self, tile: tile_loop.Tile, index: int, value: jax.Array, wg: jax.Array
     ) -> jax.Array:
-        """One output store's values: addend and transform in float32, then one rounding."""
+        """One output store's values: addends and transform in float32, then one rounding."""
         row, column = self.subtiles[index]
         part = value[row : row + WGMMA_ROWS, column : column + self.store_columns]
-        if self.operands.addend is not None:
-            smem = self.addend_smem.at[wg]
-            source = self.operands.addend.at[self.part_at(tile, index, wg)]
-            plgpu.copy_gmem_to_smem(source, smem, self.addend_full.at[wg])
-            plgpu.barrier_wait(self.addend_full.at[wg])
-            part += plgpu.load(smem, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
-            plgpu.commit_smem()  # every thread has read before the next copy overwrites
+        load = self.on_part(functools.partial(self.load_addend, wg=wg), index, wg)
+        if self.operands.addends is not None:
+            count, addend_at = self.operands.addends(tile)
+
+            def add(i: jax.Array, total: jax.Array) -> jax.Array:
+                addend_at(i, load)
+                return total + self.take_addend(wg)
+
+            part = lax.fori_loop(jnp.int32(0), count, add, part)
+        elif self.operands.addend is not None:
+            load(self.operands.addend, *self.corner(tile))
+            part += self.take_addend(wg)
         if self.transform is not None:
             part = self.transform(part)
         return part.astype(self.operands.y.dtype)
+
+    def load_addend(self, ref: Any, wg: jax.Array) -> None:
+        plgpu.copy_gmem_to_smem(ref, self.addend_smem.at[wg], self.addend_full.at[wg])
+
+    def take_addend(self, wg: jax.Array) -> jax.Array:
+        plgpu.barrier_wait(self.addend_full.at[wg])
+        smem = self.addend_smem.at[wg]
+        found = plgpu.load(smem, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
+        plgpu.commit_smem()  # every thread has read before the next copy overwrites
+        return found
 
     def store_part(
         self,
@@ -459,17 +561,31 @@ class _Worker:
         """Starts one output store, once the store that used its slot before has been read."""
         slots = self.config.epilogue_slots
         smem = self.y_smem.at[wg, index % slots]
-        plgpu.wait_smem_to_gmem(slots - 1, wait_read_only=True)
-        smem[...] = part
-        plgpu.commit_smem()
+        direct = self.operands.direct
+        if not direct:
+            plgpu.wait_smem_to_gmem(slots - 1, wait_read_only=True)
+            smem[...] = part
+            plgpu.commit_smem()
 
-        def copy() -> None:
-            plgpu.copy_smem_to_gmem(smem, self.operands.y.at[self.part_at(tile, index, wg)])
+        def put(ref: Any) -> None:
+            if not direct:
+                plgpu.copy_smem_to_gmem(smem, ref)
+            elif hasattr(plgpu, "store"):  # JAX 0.12, which calls a store of half sectors slow
+                plgpu.store(ref, part, optimized=False)
+            else:
+                ref[...] = part
+
+        def send() -> None:
+            to_place = self.on_part(put, index, wg)
+            if self.operands.y_at is not None:
+                self.operands.y_at(tile, to_place)
+            else:
+                to_place(self.operands.y, *self.corner(tile))
 
         if only_if is None:
-            copy()
+            send()
         else:
-            pl.when(only_if)(copy)
+            pl.when(only_if)(send)
 
     def signal(self, tile: tile_loop.Tile) -> None:
         if self.loop.after_tile is not None:

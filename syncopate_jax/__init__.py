@@ -1,1 +1,32 @@
-"""Fine-grained overlap of computation and communication inside JAX kernels."""
+"""Fine-grained overlap of computation and communication inside JAX kernels.
+
+``compile`` fuses a local kernel with a plan; ``ops`` holds ready operators; ``overlap`` puts them
+into an existing program; ``templates`` are the registered plan templates. Names are looked up on
+first use, so that plans can be made, verified and simulated without waiting for JAX.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from syncopate_jax.compiler import compile
+    from syncopate_jax.kernel.local import PallasKernel
+    from syncopate_jax.registry import templates
+    from syncopate_jax.rewrite.overlap import overlap
+
+_HOMES = {
+    "PallasKernel": "syncopate_jax.kernel.local",
+    "compile": "syncopate_jax.compiler",
+    "overlap": "syncopate_jax.rewrite.overlap",
+    "templates": "syncopate_jax.registry",
+}
+
+__all__ = ["PallasKernel", "compile", "overlap", "templates"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

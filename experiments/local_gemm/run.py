@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from experiments.common import check, results, shapes, timing
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu as kernel
 from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import Limits, MatmulConfig
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_kernel import Operands
-
-from experiments.common import check, results, shapes, timing
 
 CHUNKS = (4, 8, 16)
 TINY = (shapes.Gemm("tiny/even", 512, 128, 256), shapes.Gemm("tiny/ragged", 512, 144, 208))
@@ -44,12 +44,13 @@ def operands(gemm: shapes.Gemm, seed: int) -> tuple[jax.Array, jax.Array]:
     return x, jax.random.normal(w_key, (gemm.k, gemm.n), jnp.bfloat16)
 
 
-def tuned(gemm: shapes.Gemm, limits: Limits) -> MatmulConfig:
+def tuned(gemm: shapes.Gemm) -> MatmulConfig:
     x, w, y = (
         jax.ShapeDtypeStruct(shape, jnp.bfloat16)
         for shape in ((gemm.m, gemm.k), (gemm.k, gemm.n), (gemm.m, gemm.n))
     )
-    return kernel.pick_config(Operands(x, w, y), limits, jax.devices()[0].device_kind)
+    device = jax.devices()[0]
+    return kernel.pick_config(Operands(x, w, y), Limits.of(device), device.device_kind)
 
 
 def versions(
@@ -128,16 +129,14 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     rows = []
     if args.tiny:
         gemms, args.scheduled = TINY, False
-        limits = Limits(sms=1, shared_memory=227 * 1024)
         interpret = plgpu.InterpretGPUParams()
-        matmul = functools.partial(kernel.matmul, limits=limits, interpret=interpret)
+        matmul = functools.partial(kernel.matmul, num_sms=1, interpret=interpret)
     else:
         gemms, matmul = shapes.local_gemms(), kernel.matmul
-        limits = Limits.of(jax.devices()[0])
     for gemm in gemms:
         if args.only not in gemm.name:
             continue
-        row = measure(gemm, TINY_CONFIG if args.tiny else tuned(gemm, limits), matmul, args)
+        row = measure(gemm, TINY_CONFIG if args.tiny else tuned(gemm), matmul, args)
         rows.append(row)
         print(f"{gemm.name:28s} {row['median_us']} x{row['speedup']:.3f}", flush=True)
     head = {"experiment": "local_gemm", **results.environment(), "summary": summary(rows)}

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu as kernel
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_kernel as body
 from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import Limits, MatmulConfig
 
 H200 = Limits(sms=132, shared_memory=232448)
-ONE_BLOCK = Limits(sms=1, shared_memory=232448)
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 SMALL = MatmulConfig(tile_n=128, stages=2, group=2)
 small = functools.partial(dataclasses.replace, SMALL)
@@ -40,7 +41,7 @@ def run(x, w, config, **options):
         x,
         w,
         config=config,
-        limits=Limits(sms, 232448),
+        num_sms=sms,
         interpret=plgpu.InterpretGPUParams(),
         **options,
     )
@@ -245,7 +246,7 @@ def test_lowers_for_the_gpu(name):
     if options.pop("flags", False):
         arrays["flags"] = ((8,), jnp.int32)
     shapes = {key: jax.ShapeDtypeStruct(*value) for key, value in arrays.items()}
-    function = functools.partial(kernel.matmul, config=config, limits=H200, **options)
+    function = functools.partial(kernel.matmul, config=config, num_sms=132, **options)
     lowered = jax.jit(function).trace(**shapes).lower(lowering_platforms=("cuda",))
     assert "mosaic_gpu" in lowered.as_text()
 
@@ -280,36 +281,56 @@ def test_signal_after_a_tile_lowers_for_the_gpu():
 # -- refusals ------------------------------------------------------------------------------------
 
 REFUSED = {
-    "contraction": (((64, 64), (72, 64)), {}, {}, r"contracts over 64 elements and w over 72"),
+    "contraction": (
+        ((64, 64), (72, 64)),
+        {},
+        {},
+        r"x \(64, 64\) contracts over 64 elements and w \(72, 64\) over 72",
+    ),
     "types": (((64, 64), (64, 64)), {"dtype": F32}, {}, r"operands are float32 and float32"),
     "output": (((64, 64), (64, 64)), {}, {"out_dtype": jnp.int8}, r"the output is int8"),
     "addend": (
         ((64, 64), (64, 128)),
         {"addend": (64, 64)},
         {},
-        r"\(64, 64\)\]; each must be \(64, 128\)",
+        r"the addend is \(64, 64\); it must be as the result, \(64, 128\)",
     ),
     "config": (((64, 64), (64, 64)), {}, {"config": MatmulConfig(tile_m=192)}, r"is 96x256"),
     "sms": (
         ((64, 64), (64, 64)),
         {},
-        {"config": MatmulConfig(cluster_m=2), "limits": ONE_BLOCK},
+        {"config": MatmulConfig(cluster_m=2), "num_sms": 1},
         r"a cluster of 2 CTAs needs as many SMs; there are 1",
     ),
-    "swizzle": (((64, 64), (64, 72)), {}, {}, r"multiple of only 16 bytes; .* here 16 elements"),
-    "k": (((64, 68), (68, 64)), {}, {}, r"x has rows of 68 elements; .* multiple of 8 elements"),
-    "tiles": (((60, 64), (64, 336)), {}, {}, r"x is 60x64 and copied in tiles of 8x16"),
-    "addend_tiles": (
-        ((60, 64), (64, 64)),
-        {"addend": (60, 64)},
+    "swizzle": (
+        ((64, 64), (64, 72)),
         {},
-        r"addend is 60x64 and copied in tiles of 8x64",
+        {},
+        r"\(64, 64\) and \(64, 72\); rows that .* need a multiple of 32 bytes",
+    ),
+    "k": (
+        ((64, 68), (68, 64)),
+        {},
+        {},
+        r"x has rows of 68 elements of bfloat16; .* multiple of 16 bytes",
+    ),
+    "tiles": (
+        ((60, 64), (64, 336)),
+        {},
+        {},
+        r"\(60, 64\) is copied in tiles of \(8, 16\), which must divide it",
+    ),
+    "addend_tiles": (
+        ((64, 64), (64, 80)),
+        {"addend": (64, 80), "addend_dtype": F32},
+        {},
+        r"\(64, 80\) is copied in tiles of \(8, 32\), which must divide it",
     ),
     "output_rows": (
         ((64, 64), (68, 64)),
         {},
         {"w_transposed": True},
-        r"y has rows of 68 elements of bfloat16; it must be a multiple of 16 bytes",
+        r"y has rows of 68 elements of bfloat16; they must be a multiple of 16 bytes",
     ),
     "flags": (((64, 64), (64, 64)), {"flags": (1,)}, {}, r"flags are waited for .*; pass table"),
     "table": (
@@ -327,12 +348,16 @@ def test_refusal_says_what_was_found_and_needed(name):
     dtype = arrays.get("dtype", BF16)
     x, w = jax.ShapeDtypeStruct(x_shape, dtype), jax.ShapeDtypeStruct(w_shape, dtype)
     given = {
-        key: jax.ShapeDtypeStruct(shape, BF16 if key == "addend" else jnp.int32)
-        for key, shape in arrays.items()
-        if key != "dtype"
+        key: jax.ShapeDtypeStruct(arrays[key], of)
+        for key, of in (
+            ("addend", arrays.get("addend_dtype", BF16)),
+            ("table", jnp.int32),
+            ("flags", jnp.int32),
+        )
+        if key in arrays
     }
-    options = {"config": BASE, "limits": H200, **options}
-    with pytest.raises(ValueError, match=message):
+    options = {"config": BASE, "num_sms": 132, **options}
+    with pytest.raises((InputError, UnsupportedError), match=message):
         jax.eval_shape(functools.partial(kernel.matmul, **options), x, w, **given)
 
 
@@ -346,9 +371,11 @@ def test_shared_memory_over_the_limit_is_a_reason():
 def test_no_config_suits_names_each_reason():
     x, w = jax.ShapeDtypeStruct((64, 64), BF16), jax.ShapeDtypeStruct((64, 72), BF16)
     y = jax.ShapeDtypeStruct((64, 72), BF16)
-    with pytest.raises(ValueError, match=r"no config suits; .*128x256: rows of x or w") as caught:
+    with pytest.raises(
+        UnsupportedError, match=r"no config suits; .*128x256: .*\(64, 72\)"
+    ) as caught:
         kernel.pick_config(body.Operands(x, w, y), H200)
-    assert str(caught.value).count("multiple of only 16 bytes") == 5
+    assert str(caught.value).count("need a multiple of 32 bytes") == 5
 
 
 def test_default_config_avoids_what_does_not_suit():

@@ -6,11 +6,12 @@ from importlib import resources
 import jax
 import jax.numpy as jnp
 import pytest
+
+from experiments.common import shapes
+from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu as kernel
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_config as configs
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_kernel import Operands
-
-from experiments.common import shapes
 
 H200 = configs.Limits(sms=132, shared_memory=232448)
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -29,7 +30,7 @@ def test_fit_says_what_two_stages_need():
     message = (
         "tile 128x256x64 with 2 stages takes 132096 bytes of shared memory, and a block has 100000"
     )
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UnsupportedError, match=message):
         configs.MatmulConfig().fit(100000, BF16, BF16)
 
 
@@ -99,10 +100,17 @@ def test_a_guess_avoids_a_nearly_empty_last_wave():
     assert (best.tile_m, best.tile_n) == (256, 192)
 
 
-def test_limits_are_read_off_the_device_or_asked_for():
-    class Gpu:
-        device_kind, core_count, shared_memory_per_block_optin = "gpu", 144, 1000
+class Gpu:
+    device_kind, core_count, shared_memory_per_block_optin = "gpu", 144, 1000
 
+
+def test_limits_are_read_off_the_device():
     assert configs.Limits.of(Gpu()) == configs.Limits(144, 1000)
-    with pytest.raises(ValueError, match=r"device 'cpu' reports core_count=.*pass limits=Limits"):
-        configs.Limits.of(jax.devices("cpu")[0])
+    assert configs.Limits.of(Gpu(), sms=8, shared_memory=500) == configs.Limits(8, 500)
+
+
+def test_a_device_without_multiprocessors_needs_a_number():
+    cpu = jax.devices("cpu")[0]
+    assert configs.Limits.of(cpu, sms=132) == configs.Limits(132, configs.HOPPER_SHARED_MEMORY)
+    with pytest.raises(InputError, match=r"device 'cpu' does not say how many .*; pass num_sms"):
+        configs.Limits.of(cpu)

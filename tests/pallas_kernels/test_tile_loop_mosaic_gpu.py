@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+
 from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
 
 ORDERS = [((8, 8), 2, "m"), ((8, 8), 2, "n"), ((7, 5), 3, "m"), ((7, 5), 16, "n"), ((1, 4), 8, "m")]

@@ -1,0 +1,284 @@
+"""Host streaming: a matrix product beside the copy of its operand from pinned host memory.
+
+Checks values first, then times, in one run: the streamed product, its copy alone, its kernel alone,
+and one after the other, ours and XLA's. Needs one Hopper GPU. ``--out`` writes the figures as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+
+from syncopate_jax.native import copies
+from syncopate_jax.ops import stream_matmul as op
+from syncopate_jax.pallas_kernels import matmul_mosaic_gpu
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
+
+SHAPE = (8192, 4096, 14336)  # M, K, N
+CONFIGS = {
+    "128x256": MatmulConfig(),
+    "128x256 cluster m": MatmulConfig(cluster_m=2),
+}
+CHUNKS = (16, 22, 32, 43)
+REPEATS, CALLS, SETS = 7, 20, 2
+WORST = 5e-3  # relative error that bf16 operands and results explain
+Times = dict[str, list[float]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="write the figures here")
+    parser.add_argument("--shape", nargs=3, type=int, default=SHAPE, metavar=("M", "K", "N"))
+    parser.add_argument("--check-only", action="store_true", help="compare values, time nothing")
+    parser.add_argument("--commit", default="", help="recorded in the figures")
+    args = parser.parse_args()
+    m, k, n = args.shape
+    device = jax.devices()[0]
+    host = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+    sets = []
+    for i in range(SETS):
+        x, w = random((m, k), 2 * i), random((k, n), 2 * i + 1)
+        wt = jnp.asarray(w.T)
+        sets.append((x, w, jax.device_put(x, host), wt, jax.device_put(wt, host)))
+    jax.block_until_ready(sets)
+    sides = build(sets[0])
+    worst = check(sides, sets)
+    print(f"values: worst relative error {worst:.1e} over {len(sides)} variants", flush=True)
+    print(f"in a loop: {check_loop(sets):.1e}", flush=True)
+    if args.check_only:
+        return
+    memory = device.memory_stats()["bytes_in_use"]
+    times, cost = measure(sides, sets)
+    check(sides, sets)
+    grown = device.memory_stats()["bytes_in_use"] - memory
+    medians = {name: statistics.median(seen) for name, seen in times.items()}
+    for name in sorted(medians, key=medians.__getitem__):
+        spread = max(times[name]) / min(times[name])
+        print(f"{medians[name] * 1e6:9.1f} us  {name}  (spread {spread:.3f})")
+    summary = summarise(medians)
+    print(json.dumps(summary, indent=1))
+    print(json.dumps(cost))
+    if args.out:
+        figures = {
+            "device": f"1x {device.device_kind}",
+            "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
+            "commit": args.commit,
+            "shape": {"m": m, "k": k, "n": n, "dtype": "bfloat16", "data": "normal"},
+            "timing": f"wall clock, median of {REPEATS} x {CALLS} calls, {SETS} input sets",
+            "configs": {name: dataclasses.asdict(c) for name, c in CONFIGS.items()},
+            "worst_relative_error": worst,
+            "median_us": {name: t * 1e6 for name, t in medians.items()},
+            "all_us": {name: [t * 1e6 for t in seen] for name, seen in times.items()},
+            "summary": summary,
+            "host_work_us": cost,
+            "device_bytes_grown": grown,
+        }
+        args.out.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def random(shape: tuple[int, int], seed: int) -> jax.Array:
+    key = jax.random.key(seed, impl="rbg")
+    return jax.jit(lambda key: jax.random.normal(key, shape, jnp.bfloat16))(key)
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One thing that is timed: a compiled function and which of the set it takes."""
+
+    run: Callable[..., jax.Array]
+    takes: tuple[int, ...]
+    product: bool = True
+
+
+def build(example: Sequence[jax.Array]) -> dict[str, Side]:
+    """Compiles every variant, several at a time."""
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="device")
+
+    def plain(config: MatmulConfig) -> Callable[..., jax.Array]:
+        return lambda x, w: matmul_mosaic_gpu.matmul(
+            x, w, config=config, num_sms=jax.devices()[0].core_count
+        )
+
+    todo: dict[str, tuple[Callable[..., jax.Array], tuple[int, ...], bool]] = {
+        "gemm XLA": (lambda x, w: x @ w, (0, 1), True),
+        "copy x XLA": (lambda x: jax.device_put(x, device), (2,), False),
+        "copy x then gemm XLA": (lambda x, w: jax.device_put(x, device) @ w, (2, 1), True),
+    }
+    for chunks in (1, *CHUNKS):
+        todo[f"copy x, {chunks} chunks"] = (_copy_in(chunks), (2,), False)
+    todo["copy w, 1 chunks"] = (_copy_in(1), (4,), False)
+    for name, config in CONFIGS.items():
+        gemm = plain(config)
+        todo[f"gemm {name}"] = (gemm, (0, 1), True)
+        todo[f"copy x then gemm {name}"] = (
+            lambda x, w, gemm=gemm: gemm(_copy_in(1)(x), w),
+            (2, 1),
+            True,
+        )
+        for chunks in CHUNKS:
+            if chunks > config.tiles(example[0].shape[0], 1)[0]:
+                continue
+            todo[f"stream x {name}, {chunks} chunks"] = (
+                lambda x, w, config=config, chunks=chunks: op.stream_matmul(
+                    x, w, config=config, chunks=chunks
+                ),
+                (2, 1),
+                True,
+            )
+        for chunks in CHUNKS:
+            todo[f"gemm {name} in the order of {chunks} chunks"] = (
+                functools.partial(_ordered, config=config, chunks=chunks),
+                (0, 1),
+                True,
+            )
+    for chunks in (28, 56):
+        todo[f"stream w 128x256, {chunks} chunks"] = (
+            lambda x, wt, chunks=chunks: op.stream_matmul(
+                x, wt, w_transposed=True, config=CONFIGS["128x256"], chunks=chunks
+            ),
+            (0, 4),
+            True,
+        )
+
+    def compile_one(item: tuple[str, Any]) -> tuple[str, Side]:
+        name, (function, takes, product) = item
+        lowered = jax.jit(function).lower(*(example[i] for i in takes))
+        return name, Side(lowered.compile(), takes, product)
+
+    with ThreadPoolExecutor(8) as pool:
+        return dict(pool.map(compile_one, todo.items()))
+
+
+def _copy_in(chunks: int) -> Callable[[jax.Array], jax.Array]:
+    """The streamed operand's copies, and nothing beside them."""
+
+    def copy(x: jax.Array) -> jax.Array:
+        bounds = op.chunk_bounds(x.shape[0] // 128, chunks)
+        call = op.stream_call(x.shape, x.dtype.itemsize, bounds, 128, 0)
+        call = dataclasses.replace(call, joined=True)
+        type_ = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        (out,), flags = copies.start(call, jnp.zeros(2, jnp.int32), [x], [type_])
+        return copies.join(out, flags, [])
+
+    return copy
+
+
+def _ordered(x: jax.Array, w: jax.Array, *, config: MatmulConfig, chunks: int) -> jax.Array:
+    """The kernel of the streamed product alone: its order and its waits, all flags up."""
+    tiles = config.tiles(x.shape[0], w.shape[1])
+    bounds = op.chunk_bounds(tiles[0], chunks)
+    return matmul_mosaic_gpu.matmul(
+        x,
+        w,
+        config=config,
+        num_sms=jax.devices()[0].core_count,
+        table=jnp.asarray(op.tile_table(tiles, bounds, 0)),
+        flags=jnp.ones(len(bounds) - 1, jnp.int32),
+    )
+
+
+@jax.jit
+def _reference(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.dot(x, w, preferred_element_type=jnp.float32)
+
+
+@jax.jit
+def _error(y: jax.Array, reference: jax.Array) -> jax.Array:
+    off = y.astype(jnp.float32) - reference
+    return jnp.sqrt(jnp.sum(off * off) / jnp.sum(reference * reference))
+
+
+def check(sides: dict[str, Side], sets: Sequence[Sequence[jax.Array]]) -> float:
+    """Worst relative error; inputs alternate, so that data of the last call would be noticed."""
+    wanted = [(_reference(s[0], s[1]), s[0], s[1]) for s in sets]
+    worst = 0.0
+    for name, side in sides.items():
+        for at, arrays in enumerate((*sets, *sets)):
+            got = side.run(*(arrays[i] for i in side.takes))
+            product, x, w = wanted[at % len(sets)]
+            copied = x if side.takes[0] == 2 else w.T
+            error = float(_error(got, product if side.product else copied.astype(jnp.float32)))
+            if not error < (WORST if side.product else 1e-12):
+                raise SystemExit(f"{name}: relative error {error} on input set {at}")
+            worst = max(worst, error)
+    return worst
+
+
+def check_loop(sets: Sequence[Sequence[jax.Array]]) -> float:
+    """The operator inside ``lax.scan``, where one call site runs several times."""
+    x_host, w = sets[0][2], sets[0][1]
+
+    @jax.jit
+    def loop(x_host: jax.Array, w: jax.Array, scales: jax.Array) -> jax.Array:
+        def body(total: jax.Array, scale: jax.Array) -> tuple[jax.Array, None]:
+            return total + op.stream_matmul(x_host, w * scale).astype(jnp.float32), None
+
+        zero = jnp.zeros((x_host.shape[0], w.shape[1]), jnp.float32)
+        return jax.lax.scan(body, zero, scales)[0]
+
+    got = loop(x_host, w, jnp.array([1, 2, -1, 4], jnp.bfloat16))
+    error = float(_error(got, 6 * _reference(sets[0][0], w)))
+    if not error < WORST:
+        raise SystemExit(f"in a loop: relative error {error}")
+    return error
+
+
+def measure(
+    sides: dict[str, Side], sets: Sequence[Sequence[jax.Array]]
+) -> tuple[Times, dict[str, dict[str, float]]]:
+    """Seconds a call, in rounds over all variants; and the handlers' host work of each."""
+    times: Times = {name: [] for name in sides}
+    cost = {}
+    order = list(sides)
+    for turn in range(REPEATS):
+        np.random.default_rng(turn).shuffle(order)
+        for name in order:
+            side = sides[name]
+            given = [[arrays[i] for i in side.takes] for arrays in sets]
+            out = side.run(*given[0])
+            out = side.run(*given[1]).block_until_ready()
+            copies.take_cost()
+            begun = time.perf_counter()
+            for call in range(CALLS):
+                out = side.run(*given[call % SETS])
+            out.block_until_ready()
+            times[name].append((time.perf_counter() - begun) / CALLS)
+            seen = copies.take_cost()
+            if seen["start_calls"]:
+                cost[name] = {key: seen[key] for key in ("start_work_us", "start_most_us")}
+    return times, cost
+
+
+def summarise(medians: dict[str, float]) -> dict[str, Any]:
+    """The best streamed product against its bound, and against copy-then-product."""
+    alone = {n: t for n, t in medians.items() if "in the order" not in n}
+    then = {n: t for n, t in alone.items() if "then" in n}
+    first = {n: t for n, t in alone.items() if n not in then}
+    best = {
+        kind: min((t, n) for n, t in (then if "then" in kind else first).items() if kind in n)
+        for kind in ("stream x", "copy x", "gemm", "copy x then gemm")
+    }
+    stream, bound = best["stream x"][0], max(best["copy x"][0], best["gemm"][0])
+    return {
+        "best": {kind: name for kind, (_, name) in best.items()},
+        "stream_over_max_of_copy_and_gemm": stream / bound,
+        "copy_then_gemm_over_stream": best["copy x then gemm"][0] / stream,
+        "copy_then_gemm_xla_over_stream": medians["copy x then gemm XLA"] / stream,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""All-reduce in two phases: reduce-scatter, then all-gather of the sums into a second tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from syncopate_jax.ir.arguments import one_of, origin_text
+from syncopate_jax.ir.comm import DEFAULT_CHANNEL
+from syncopate_jax.ir.moves import Array, Moves, join, relay
+from syncopate_jax.ir.plan import Goal, Plan, Tensor
+from syncopate_jax.ir.shards import Shards, cut_shards
+from syncopate_jax.plans.reducing import (
+    partial_regions,
+    reduce_direct,
+    reduce_ring,
+    reduction,
+)
+from syncopate_jax.registry import templates
+
+NAME = "all_reduce_two_shot"
+PARTIAL, SUM = 0, 1  # positions of the two tensors
+
+
+@templates.register(NAME)
+def all_reduce_two_shot(
+    num_ranks: int,
+    shape: Sequence[int],
+    *,
+    algorithm: str = "direct",
+    reduce: str = "sum",
+    dtype: str = "bfloat16",
+    axis: int = 0,
+    split: int = 1,
+    split_axis: int | None = None,
+    shards: Sequence[int] | None = None,
+    mode: str = "push",
+    produced: bool = True,
+    tensor: str = "y",
+    out: str = "out",
+    name: str | None = None,
+    channel: str = DEFAULT_CHANNEL,
+) -> Plan:
+    """Every rank ends with the sum, in ``out``, of a tensor that all ranks hold in full.
+
+    Rank d owns shard d. With ``direct`` all others add their partials to it, and each operation
+    that copies a sum out of it waits for all of them; with ``ring`` partials and sums go around a
+    ring, and one hop stands for all before it. Direct needs ``num_ranks**3`` dependencies: use
+    ring beyond some hundred ranks.
+
+    Args:
+      shape: extents of the whole tensor, in elements.
+      algorithm: ``direct`` or ``ring``, of both phases.
+      reduce: ``sum`` or ``max``.
+      split: pieces a shard, cut along ``split_axis`` (``axis`` if None).
+      shards: extent of the shard each rank reduces, may be 0; as equal as can be if None.
+      mode: ``push`` lists each operation on its source, ``pull`` on its destination.
+      produced: whether the partials come from compute tiles.
+      out: name of the tensor that receives the sum.
+
+    Raises:
+      InputError: an argument is out of range.
+    """
+    where = name or NAME
+    cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis)
+    ring = one_of(where, "algorithm", algorithm, ("direct", "ring")) == 1
+    phase = reduce_ring if ring else reduce_direct
+    phases = [phase(where, mode, cut, reduction(where, reduce), produced)]
+    phases += (_gather_ring if ring else _gather_direct)(where, mode, cut, produced)
+    ranks = tuple(range(cut.num_ranks))
+    origin = origin_text(
+        NAME,
+        num_ranks=num_ranks,
+        algorithm=algorithm,
+        reduce=reduce,
+        axis=axis,
+        split=split,
+        split_axis=split_axis,
+        mode=mode,
+    )
+    return Plan(
+        name=where,
+        num_ranks=cut.num_ranks,
+        tensors=(Tensor(tensor, cut.shape, dtype, per_rank=True), Tensor(out, cut.shape, dtype)),
+        initial=partial_regions(cut, tensor, produced),
+        goals=tuple(
+            Goal(r, out, cut.full, tensor, ranks=ranks, reduce=reduce)
+            for r in ranks
+            if cut.full.size
+        ),
+        columns=join(phases).columns(),
+        channels=(channel,),
+        origins=(origin,),
+    )
+
+
+def _gather_direct(where: str, mode: str, shards: Shards, produced: bool) -> list[Moves]:
+    """Owners hand their sums to r+1, r+2, … and to themselves, after every reduction into them."""
+    count = shards.num_ranks
+    ranks = np.arange(count)[:, None]
+    offset = np.arange(1, count + 1)  # the last one is the owner's own copy
+    step = np.arange(count - 1)
+    contributor = ranks - 1 - step  # in push mode the one that lists the reduction at that step
+    return [
+        relay(
+            where,
+            mode,
+            shards,
+            (ranks + (offset if mode == "push" else -offset)) % count,
+            ranks,
+            prev_rank=(contributor % count)[:, None, :],
+            prev_step=step[None, None, :],
+            src_tensor=PARTIAL,
+            dst_tensor=SUM,
+            produced=produced,
+        )
+    ]
+
+
+def _gather_ring(where: str, mode: str, shards: Shards, produced: bool) -> list[Moves]:
+    """Owners hand their sums to r+1, which hands them on; each owner copies its own to itself."""
+    count = shards.num_ranks
+    ranks = np.arange(count)[:, None]
+    step = np.arange(count - 1)
+    before = ((ranks - 1) % count)[..., None]
+    reduced = count - 2  # step of the hop that completes a shard at its owner; -1 for one rank
+
+    def hop(receiver: Array, owner: Array, prev: Array, source: Array, own: Array) -> Moves:
+        return relay(
+            where,
+            mode,
+            shards,
+            receiver % count,
+            owner % count,
+            prev_rank=before,
+            prev_step=prev[None, :, None],
+            src_tensor=source,
+            dst_tensor=SUM,
+            produced=produced & own,
+        )
+
+    first = step == 0
+    forward = hop(
+        ranks + 1 + 0 * step, ranks - step, reduced + step, np.where(first, PARTIAL, SUM), first
+    )
+    once = np.array([True])
+    copy = hop(ranks, ranks, np.array([reduced]), np.array([PARTIAL]), once)
+    return [forward, copy]

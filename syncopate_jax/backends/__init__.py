@@ -1,0 +1,1 @@
+"""How chunks are moved: one realisation of a schedule a file."""

@@ -1,0 +1,164 @@
+"""Where a plan's tensors live on a rank: the caller's arrays, results, and what lies between.
+
+Every rank has the same buffers, of the largest shape any rank needs; where a buffer starts in the
+tensor's coordinates differs from rank to rank.
+
+========== ==================================================================================
+kind       what it holds
+========== ==================================================================================
+input      an operand as the caller gave it: the rank's initial region of a tensor that is read
+gathered   a tensor that is read, as tiles see it: the rank's goal and all that arrives there
+send       what tiles write that is no goal of their own rank
+result     what the operator returns: the rank's goals of what tiles wrote
+========== ==================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from syncopate_jax.errors import InputError
+from syncopate_jax.ir.chunk import Box
+from syncopate_jax.ir.plan import Plan
+from syncopate_jax.kernel.axis_map import AxisMap, Binding
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffer:
+    """One buffer of every rank.
+
+    Attributes:
+      tensor: the plan tensor it holds a part of.
+      kind: see the module's table.
+      lo, hi: [ranks, dims] the part held on each rank; equal where it holds nothing.
+    """
+
+    tensor: str
+    kind: str
+    lo: np.ndarray
+    hi: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents that fit every rank's part."""
+        return tuple(int(n) for n in (self.hi - self.lo).max(axis=0))
+
+    def holds(self, rank: int, lo: np.ndarray, hi: np.ndarray) -> bool:
+        """Whether the box ``lo:hi`` lies in the part held on ``rank``."""
+        return bool(np.all(self.lo[rank] <= lo) and np.all(hi <= self.hi[rank]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffers:
+    """Every buffer of an operator, by tensor and kind.
+
+    Attributes:
+      origins: per tensor that is read, [ranks, dims]: where the operand's coordinates start.
+    """
+
+    plan: Plan
+    items: dict[tuple[str, str], Buffer]
+    origins: dict[str, np.ndarray]
+
+    def source(self, row: int) -> Buffer:
+        """What the operation in ``row`` reads, on its source rank."""
+        c = self.plan.columns
+        tensor = self.plan.tensors[c.src_tensor[row]]
+        d = len(tensor.shape)
+        box = (int(c.src_rank[row]), c.src_lo[row, :d], c.src_hi[row, :d])
+        return self.find(tensor.name, ("input", "result", "gathered", "send"), *box)
+
+    def destination(self, row: int) -> Buffer:
+        """What the operation in ``row`` writes, on its destination rank, if it lands nowhere."""
+        c = self.plan.columns
+        tensor = self.plan.tensors[c.dst_tensor[row]]
+        d = len(tensor.shape)
+        box = (int(c.dst_rank[row]), c.dst_lo[row, :d], c.dst_hi[row, :d])
+        return self.find(tensor.name, ("gathered", "result", "send"), *box)
+
+    def find(
+        self, tensor: str, kinds: Iterable[str], rank: int, lo: np.ndarray, hi: np.ndarray
+    ) -> Buffer:
+        """The first of ``kinds`` that holds a box; raises InputError when none does."""
+        for kind in kinds:
+            found = self.items.get((tensor, kind))
+            if found is not None and found.holds(rank, lo, hi):
+                return found
+        raise InputError(
+            f"plan {self.plan.name}: rank {rank} has no buffer for {tensor} "
+            f"[{', '.join(f'{a}:{b}' for a, b in zip(lo, hi, strict=True))}]; a box must lie in "
+            f"what the rank holds at the start, in what arrives, or in what its tiles write"
+        )
+
+
+def place_buffers(plan: Plan, axis_map: AxisMap, writes: Iterable[str]) -> Buffers:
+    """Buffers for ``plan``, whose tensors ``axis_map`` binds; ``writes``: the kernel's results."""
+    written = {b.tensor for b in axis_map.bindings if b.operand in set(writes)}
+    read = {b.tensor for b in axis_map.bindings} - written
+    items, origins = {}, {}
+    for tensor in plan.tensors:
+        name = tensor.name
+        starts = _bounds(plan, ((r.rank, r.box) for r in plan.initial if r.tensor == name), name)
+        goals = _bounds(plan, ((g.rank, g.box) for g in plan.goals if g.tensor == name), name)
+        if name in read:
+            items[name, "input"] = Buffer(name, "input", *starts)
+            held = _union(goals, _arrivals(plan, name))
+            held = held if np.any(held[0] < held[1]) else starts
+            items[name, "gathered"] = Buffer(name, "gathered", *held)
+            origins[name] = goals[0] if np.any(goals[0] < goals[1]) else starts[0]
+        elif name in written:
+            items[name, "send"] = Buffer(name, "send", *starts)
+            if np.any(goals[0] < goals[1]):
+                items[name, "result"] = Buffer(name, "result", *goals)
+        else:
+            items[name, "result"] = Buffer(name, "result", *_union(goals, _arrivals(plan, name)))
+    return Buffers(plan, items, origins)
+
+
+def result_tensor(plan: Plan, binding: Binding) -> str:
+    """The plan tensor whose goals are the final value of what a tile writes into ``binding``."""
+    found = {g.tensor for g in plan.goals if g.source_chunk.tensor == binding.tensor}
+    if len(found) != 1:
+        raise InputError(
+            f"plan {plan.name}: goals made of tensor {binding.tensor} lie in "
+            f"{sorted(found) or 'no tensor'}; the operator can return exactly one"
+        )
+    return found.pop()
+
+
+def _bounds(
+    plan: Plan, boxes: Iterable[tuple[int, Box]], tensor: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """[ranks, dims] corners of the smallest box around each rank's boxes."""
+    ndim = len(plan.tensor(tensor).shape)
+    lo = np.full((plan.num_ranks, ndim), np.iinfo(np.int64).max)
+    hi = np.zeros((plan.num_ranks, ndim), np.int64)
+    for rank, box in boxes:
+        if box.size:
+            lo[rank] = np.minimum(lo[rank], box.lo)
+            hi[rank] = np.maximum(hi[rank], box.hi)
+    return np.minimum(lo, hi), hi
+
+
+def _arrivals(plan: Plan, tensor: str) -> tuple[np.ndarray, np.ndarray]:
+    """[ranks, dims] corners of the smallest box around what operations write on each rank."""
+    c = plan.columns
+    ndim = len(plan.tensor(tensor).shape)
+    lo = np.full((plan.num_ranks, ndim), np.iinfo(np.int64).max)
+    hi = np.zeros((plan.num_ranks, ndim), np.int64)
+    rows = np.flatnonzero(c.dst_tensor == plan.tensor_index(tensor))
+    np.minimum.at(lo, c.dst_rank[rows], c.dst_lo[rows, :ndim])
+    np.maximum.at(hi, c.dst_rank[rows], c.dst_hi[rows, :ndim])
+    return np.minimum(lo, hi), hi
+
+
+def _union(*bounds: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Corners around several boxes a rank, empty ones left out."""
+    lo, hi = (np.stack([b[i] for b in bounds]) for i in (0, 1))
+    empty = np.any(lo >= hi, axis=-1, keepdims=True)
+    low = np.where(empty, np.iinfo(np.int64).max, lo).min(axis=0)
+    high = np.where(empty, 0, hi).max(axis=0)
+    return np.minimum(low, high), high

@@ -1,0 +1,316 @@
+"""Backend ``copy_engine``: the device's copy engines move chunks beside the kernel (paper 5.2).
+
+A handler of the same program starts one copy a chunk on streams of its own and has a flag written
+behind each; the kernel, on all multiprocessors, waits for the flags of its tiles. Every rank copies
+from its peers, whoever lists the operation. What a rank has from the start is read in place.
+
+It moves what tiles read, in one hop, between devices of one process. Chunks that tiles produce, and
+those that are passed on, would need a copy started from inside the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic.gpu import utils as mgpu_utils
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from syncopate_jax.backends import gpu_buffers, gpu_kernel, gpu_signals
+from syncopate_jax.backends.buffers import Buffers
+from syncopate_jax.backends.gpu_buffers import GATHERED, INPUT, Key
+from syncopate_jax.backends.gpu_kernel import CTA_AXIS, LOCAL, FusedKernel
+from syncopate_jax.backends.gpu_peers import Peers
+from syncopate_jax.backends.gpu_signals import Signals
+from syncopate_jax.backends.gpu_tables import Layout, LayoutMaker
+from syncopate_jax.backends.interface import Emitted, Work
+from syncopate_jax.errors import SyncopateError, UnsupportedError
+from syncopate_jax.native import build, copies
+from syncopate_jax.options import Launch
+from syncopate_jax.registry import backends
+
+
+class CopyEngine:
+    """See the module."""
+
+    name = "copy_engine"
+    targets = ("mosaic_gpu",)
+    folds = False
+
+    def workers(self, launch: Launch, ranks: int) -> int:
+        """CTAs of a rank that compute: all of them."""
+        return launch.ctas(ranks)
+
+    def unsupported_reason(self, work: Work, target: str) -> str | None:
+        """Why the work cannot be done here; None when it can."""
+        if target not in self.targets:
+            return f"{self.name} works with target 'mosaic_gpu', not {target!r}"
+        if work.launch.folded:
+            return (
+                f"{self.name} copies between devices; folded ranks share one: use 'tma_dedicated'"
+            )
+        if jax.process_count() > 1:
+            return (
+                f"{self.name} copies between the devices of one process, this program has "
+                f"{jax.process_count()}; use 'tma_dedicated' or 'xla'"
+            )
+        if work.launch.watchdog_us:
+            return f"{self.name} has no watchdog in the kernel; use launch.watchdog_us=0"
+        try:
+            _layout(work)
+            _call(work, gpu_buffers.placed_buffers(work))
+        except SyncopateError as error:
+            return str(error)
+        return build.missing()
+
+    def emit(self, work: Work, target: str) -> Emitted:
+        """The handlers and the kernel between them."""
+
+        def emitted(
+            *operands: jax.Array, platform: str, interpret: Any, **_: Any
+        ) -> Sequence[jax.Array]:
+            return _Run(work, platform).run(operands)
+
+        return emitted
+
+
+class _OneRaise(LayoutMaker):
+    """The layout of a kernel whose flags count copies, each once."""
+
+    def copiers_of(self, row: int) -> int:
+        return 1
+
+
+def _layout(work: Work) -> Layout:
+    return _OneRaise(work, 1).make()
+
+
+def read_tensors(work: Work) -> list[str]:
+    """Plan tensors that the kernel reads, in the order of the handler's operands and results."""
+    return [b.tensor for b in work.axis_map.bindings if b.operand in work.kernel.operands]
+
+
+def _call(work: Work, places: Buffers) -> copies.Call:
+    """The copies of every rank; raises UnsupportedError where the copy engine cannot do them."""
+    plan, c = work.schedule.plan, work.schedule.plan.columns
+    tensors = read_tensors(work)
+    if c.n == 0:
+        raise UnsupportedError(f"plan {plan.name} moves nothing; use backend 'xla'")
+    place_in_list = np.arange(c.n) - np.searchsorted(c.rank, c.rank)
+    distance = (c.src_rank - c.dst_rank) % plan.num_ranks
+    raised: dict[tuple[int, int], int] = {}
+    found: list[copies.Copy] = []
+    for row in np.lexsort((distance, place_in_list, c.dst_rank)).tolist():
+        found += _copies(work, places, tensors, row, raised)
+    return copies.Call(plan.name, plan.num_ranks, tuple(found), int(work.schedule.num_slots.max()))
+
+
+def _copies(
+    work: Work,
+    places: Buffers,
+    tensors: Sequence[str],
+    row: int,
+    raised: dict[tuple[int, int], int],
+) -> list[copies.Copy]:
+    """One operation as copies of rows, the last of which raises its flag."""
+    plan, c = work.schedule.plan, work.schedule.plan.columns
+    op, src_rank, dst_rank = plan.row(row), int(c.src_rank[row]), int(c.dst_rank[row])
+    source = places.source(row)
+    if source.kind != INPUT or source.tensor not in tensors or c.reduce[row]:
+        raise UnsupportedError(
+            f"plan {plan.name}: {op} moves what a tile made or what arrived before, and a copy is "
+            f"started ahead of the kernel; use a plan of one hop of what tiles read, or "
+            f"'tma_dedicated'"
+        )
+    target = places.destination(row)
+    signals = work.schedule.op_signals.row(row)
+    if any(rank != dst_rank for rank, _ in signals) or len(signals) > 1:
+        raise UnsupportedError(
+            f"plan {plan.name}: {op} raises {signals}; a copy raises one slot where it lands: use "
+            f"'tma_dedicated'"
+        )
+    ndim = source.lo.shape[1]
+    box = (c.dst_hi[row, :ndim] - c.dst_lo[row, :ndim]).tolist()
+    rows = copies.box_rows(
+        jnp.dtype(plan.tensor(target.tensor).dtype).itemsize,
+        (source.shape, (c.src_lo[row, :ndim] - source.lo[src_rank]).tolist()),
+        (target.shape, (c.dst_lo[row, :ndim] - target.lo[dst_rank]).tolist()),
+        box,
+    )
+    found = []
+    for number, (src, src_pitch, dst, dst_pitch, width, count) in enumerate(rows):
+        slot, value = -1, 0
+        if signals and number + 1 == len(rows):
+            slot = signals[0][1]
+            value = raised[dst_rank, slot] = raised.get((dst_rank, slot), 0) + 1
+        own = src_rank == dst_rank
+        lane = 0 if own else 1
+        source_at = (tensors.index(source.tensor), src, src_pitch)
+        target_at = (tensors.index(target.tensor), dst, dst_pitch)
+        found.append(
+            copies.Copy(dst_rank, src_rank, *source_at, *target_at, width, count, slot, value, lane)
+        )
+    return found
+
+
+def own_copies(work: Work, places: Buffers) -> list[copies.Copy]:
+    """What each rank has from the start, into its gathered buffers: for a kernel that is handed
+    those alone."""
+    plan, found = work.schedule.plan, []
+    for number, tensor in enumerate(read_tensors(work)):
+        held, seen = places.items[tensor, INPUT], places.items[tensor, GATHERED]
+        itemsize = jnp.dtype(plan.tensor(tensor).dtype).itemsize
+        for rank in range(plan.num_ranks):
+            lo = np.maximum(held.lo[rank], seen.lo[rank])
+            box = np.maximum(np.minimum(held.hi[rank], seen.hi[rank]) - lo, 0)
+            ends = [
+                (side.shape, (lo - side.lo[rank]).tolist() if box.all() else [0] * len(box))
+                for side in (held, seen)
+            ]
+            for src, src_pitch, dst, dst_pitch, width, count in copies.box_rows(
+                itemsize, ends[0], ends[1], box.tolist()
+            ):
+                place = (number, src, src_pitch, number, dst, dst_pitch, width, count)
+                found.append(copies.Copy(rank, rank, *place, -1, 0, 0))
+    return found
+
+
+class _Run:
+    """The operator on one platform."""
+
+    def __init__(self, work: Work, platform: str):
+        self.work, self.platform = work, platform
+        self.plan = work.schedule.plan
+        self.places = gpu_buffers.placed_buffers(work)
+        self.tensors = read_tensors(work)
+        self.call = _call(work, self.places)
+
+    def run(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
+        named = dict(zip(self.work.kernel.operands, operands, strict=True))
+        bound = {b.tensor: b.operand for b in self.work.axis_map.bindings}
+        sources = [named[bound[tensor]] for tensor in self.tensors]
+        if self.platform == "cpu":
+            outs, flags = self._in_memory(named, sources)
+        elif self.platform == "cuda":
+            outs, flags = self._on_device(operands, sources)
+        else:
+            raise UnsupportedError(
+                f"copy_engine runs on CUDA GPUs, this program is for {self.platform}; use target "
+                f"'tpu' or backend 'xla' there"
+            )
+        return [copies.join(outs[0], flags, sources), *outs[1:]]
+
+    def _where(self) -> jax.Array:
+        """Which group of ranks this device is in, by its place along the other mesh axes."""
+        names = self.work.axis_names
+        mesh = jax.sharding.get_abstract_mesh()
+        others = tuple(name for name in mesh.manual_axes if name not in names)
+        group = lax.axis_index(others) if others else 0
+        return jnp.stack([jnp.asarray(i, jnp.int32) for i in (group, lax.axis_index(names))])
+
+    def _on_device(
+        self, operands: Sequence[jax.Array], sources: Sequence[jax.Array]
+    ) -> tuple[list[jax.Array], jax.Array]:
+        kernel = FlaggedKernel(self.work, _layout(self.work), self.work.launch, None, 0)
+        placed = kernel.layout.by_key
+        keys = [(tensor, GATHERED) for tensor in self.tensors if (tensor, GATHERED) in placed]
+        types = [jax.ShapeDtypeStruct(placed[k].matrices, placed[k].dtype) for k in keys]
+        buffers, flags = copies.start(self.call, self._where(), sources, types)
+        arrived = dict(zip(keys, buffers, strict=True))
+        return kernel.call_behind(operands, arrived, flags), flags
+
+    def _in_memory(
+        self, named: Mapping[str, jax.Array], sources: Sequence[jax.Array]
+    ) -> tuple[list[jax.Array], jax.Array]:
+        """On the CPU: the same copies, all of them awaited, then the kernel's plain-JAX form."""
+        work, kernel, rank = self.work, self.work.kernel, lax.axis_index(self.work.axis_names)
+        if kernel.reference is None:
+            raise UnsupportedError(f"kernel {kernel.name} has no reference to run on the CPU")
+        call = replace(self.call, copies=(*own_copies(work, self.places), *self.call.copies))
+        seen = [self.places.items[tensor, GATHERED] for tensor in self.tensors]
+        types = [
+            jax.ShapeDtypeStruct(b.shape, jnp.dtype(self.plan.tensor(b.tensor).dtype)) for b in seen
+        ]
+        buffers, flags = copies.start(call, self._where(), sources, types)
+        buffers = copies.wait(call, flags, jnp.asarray(call.wanted())[rank], buffers)
+        full = dict(named)
+        bound = {b.tensor: b.operand for b in work.axis_map.bindings}
+        for buffer, held in zip(buffers, seen, strict=True):
+            at = jnp.asarray(self.places.origins[held.tensor] - held.lo, jnp.int32)[rank]
+            operand = bound[held.tensor]
+            full[operand] = lax.dynamic_slice(buffer, at, work.accesses[operand].shape)
+        outs = kernel.reference(*(full[name] for name in kernel.operands))
+        return list(outs) if isinstance(outs, list | tuple) else [outs], flags
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlaggedKernel(FusedKernel):
+    """The kernel whose gathered buffers are filled, and flags raised, from outside it."""
+
+    def call_behind(
+        self, operands: Sequence[jax.Array], arrived: Mapping[Key, jax.Array], flags: jax.Array
+    ) -> list[jax.Array]:
+        """The results of one rank; blocks of ``arrived`` are read behind a wait for ``flags``."""
+        kernel = self.work.kernel
+        loop: Any = kernel.loop
+        placed = self.placed
+        arrays: dict[Key, jax.Array] = {}
+        for name, x, spec in zip(kernel.operands, operands, kernel.in_specs, strict=True):
+            key = self._operand_key(name)
+            if key not in placed:
+                placed[key] = gpu_buffers.Placed(key, x.shape, gpu_kernel.cut_of(spec), x.dtype)
+            arrays[key] = x.reshape(placed[key].matrices)
+        arrays |= arrived
+        outs = {
+            key: jax.ShapeDtypeStruct(b.matrices, b.dtype)
+            for key, b in placed.items()
+            if key not in arrays and key[1] in (LOCAL, gpu_buffers.RESULT)
+        }
+
+        def body(table_ref: Any, flags_ref: Any, *refs: Any) -> None:
+            named = dict(zip([*arrays, *outs], refs, strict=True))
+            zero = jnp.int32(0)
+            peers = Peers(named, placed, frozenset(), zero, self.ranks, self.work.axis_names)
+            waits = _Flags(flags_ref, self.layout.num_slots, zero, False, None)
+            cta = lax.axis_index(CTA_AXIS)
+            warpgroup = lax.axis_index(loop.launch()["thread_name"])
+            row = gpu_kernel._Row(table_ref, zero)
+            gpu_kernel._Cta(self, row, peers, waits, cta, warpgroup).compute(cta)
+
+        body.__name__ = f"fused_{kernel.name}"
+        made = plgpu.kernel(
+            body,
+            out_type=list(outs.values()),
+            grid=(self.ctas,),
+            grid_names=(CTA_AXIS,),
+            compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
+            **loop.launch(),
+        )(self._table(), flags, *arrays.values())
+        by_key = dict(zip(outs, made, strict=True))
+        return [self._result(name, placed, by_key) for name in kernel.results]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flags(Signals):
+    """Flags that the copy engine writes, in the place of the launch's own counters."""
+
+    def wait(self, slot: Any, count: Any, position: Any = -1, step: Any = -1) -> None:
+        """Waits, with the whole warpgroup, until flag ``slot`` has reached ``count``."""
+
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WG_SPLAT))
+        def wait(ctx: Any, flag: Any, least: Any) -> None:
+            del ctx
+            counter = mgpu_utils.SemaphoreRef(mgpu_utils.memref_ptr(flag))
+            counter.wait(least.registers.item(), decrement=False)
+
+        wait(self.counters.at[pl.ds(slot, 1)], jnp.asarray(count, jnp.int32))
+        gpu_signals.fence()
+
+
+backends.register("copy_engine")(CopyEngine())

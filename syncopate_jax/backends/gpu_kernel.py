@@ -1,0 +1,431 @@
+"""The fused kernel of target ``mosaic_gpu``: one launch whose CTAs compute, communicate or both.
+
+The compiled schedule and the loop kernel meet here: the loop is handed the schedule's order and
+hooks that wait and signal, and is told where blocks of its operands are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from syncopate_jax.backends import gpu_peers, gpu_signals
+from syncopate_jax.backends.gpu_buffers import INPUT, Key, Placed, cut_dimensions
+from syncopate_jax.backends.gpu_copy import Copier, Mover
+from syncopate_jax.backends.gpu_peers import Peers
+from syncopate_jax.backends.gpu_signals import Signals, Watch
+from syncopate_jax.backends.gpu_tables import Layout
+from syncopate_jax.backends.gpu_watchdog import raise_given_up
+from syncopate_jax.backends.interface import Emitted, Work
+from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.kernel.loop import Use
+from syncopate_jax.options import Launch
+from syncopate_jax.pallas_kernels.tile_loop_mosaic_gpu import Tile, TileLoop
+
+CTA_AXIS = "cta"
+LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedKernel:
+    """The kernel of one operator.
+
+    Attributes:
+      mover: how the communicating CTAs copy; None if there are none.
+      communicating: CTAs of a rank that only communicate.
+      direct: the computing CTAs store results by themselves, without the copy unit.
+    """
+
+    work: Work
+    layout: Layout
+    launch: Launch
+    mover: Mover | None
+    communicating: int
+    direct: bool = False
+
+    @property
+    def ranks(self) -> int:
+        return self.work.schedule.plan.num_ranks
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of a rank."""
+        return self.work.schedule.workers + self.communicating
+
+    @property
+    def placed(self) -> dict[Key, Placed]:
+        """Every buffer, those of operands and results that the plan does not move too."""
+        kernel, bound = self.work.kernel, {b.operand for b in self.work.axis_map.bindings}
+        found = dict(self.layout.by_key)
+        specs = dict(zip(kernel.results, kernel.out_specs, strict=True))
+        outs = {
+            name: out
+            for name, out in zip(kernel.results, kernel.out_shape, strict=True)
+            if name not in bound
+        }
+        for name, out in outs.items():
+            found[name, LOCAL] = Placed((name, LOCAL), out.shape, cut_of(specs[name]), out.dtype)
+        return found
+
+    def call(
+        self, operands: Sequence[jax.Array], shared: Sequence[bool], interpret: Any = None
+    ) -> list[jax.Array]:
+        """The results of one rank, or of all with a leading rank axis if they are folded.
+
+        ``shared`` says which operands folded ranks share; those have no rank axis.
+        """
+        kernel, folded = self.work.kernel, self.launch.folded
+        placed = self.placed
+        keys, arrays = [], []
+        for name, x, spec, one in zip(
+            kernel.operands, operands, kernel.in_specs, shared, strict=True
+        ):
+            key = self._operand_key(name)
+            if key not in placed:
+                shape = x.shape[1:] if folded and not one else x.shape
+                placed[key] = Placed(key, shape, cut_of(spec), x.dtype)
+            keys.append(key)
+            arrays.append(x.reshape(self._held(placed[key], one)))
+        out_keys = [key for key in placed if key not in keys]
+        outs = [jax.ShapeDtypeStruct(self._held(placed[k]), placed[k].dtype) for k in out_keys]
+        watched = self.launch.watchdog_us > 0
+        records = (self.ranks if folded else 1, len(gpu_signals.RECORD))
+        outs += [jax.ShapeDtypeStruct(records, jnp.int32)] if watched else []
+        table = self._table()
+        is_shared = frozenset(k for k, one in zip(keys, shared, strict=True) if one)
+
+        def body(table_ref: Any, *refs: Any) -> None:
+            named = dict(zip([*keys, *out_keys], refs, strict=False))
+            record = refs[-1] if watched else None
+            self._body(table_ref, named, placed, is_shared, record)
+
+        body.__name__ = f"fused_{kernel.name}"
+        made = plgpu.kernel(
+            body,
+            out_type=outs,
+            grid=(self.ctas * (self.ranks if folded else 1),),
+            grid_names=(CTA_AXIS,),
+            compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
+            interpret=interpret,
+            **kernel.loop_body.launch(),
+        )(table, *arrays)
+        if watched:
+            raise_given_up(made[-1], self.work.schedule.plan.name, self.work.schedule.order)
+        by_key = dict(zip(out_keys, made, strict=False))
+        return [self._result(name, placed, by_key) for name in kernel.results]
+
+    def _operand_key(self, name: str) -> Key:
+        tensors = {b.operand: b.tensor for b in self.work.axis_map.bindings}
+        return (tensors[name], INPUT) if name in tensors else (name, LOCAL)
+
+    def _held(self, buffer: Placed, shared: bool = False) -> tuple[int, ...]:
+        """Shape of a buffer as the kernel gets it."""
+        lead, *rest = buffer.matrices
+        return (lead * self.ranks if self.launch.folded and not shared else lead, *rest)
+
+    def _table(self) -> jax.Array:
+        table = jnp.asarray(self.layout.table)
+        return table if self.launch.folded else table[lax.axis_index(self.work.axis_names)][None]
+
+    def _result(
+        self, name: str, placed: Mapping[Key, Placed], made: Mapping[Key, jax.Array]
+    ) -> jax.Array:
+        key = self.layout.results.get(name, (name, LOCAL))
+        lead = (self.ranks,) if self.launch.folded else ()
+        return made[key].reshape(*lead, *placed[key].shape)
+
+    # --- inside the kernel ---------------------------------------------------------------------
+
+    def _body(
+        self,
+        table: Any,
+        refs: Mapping[Key, Any],
+        placed: Mapping[Key, Placed],
+        shared: frozenset[Key],
+        record: Any,
+    ) -> None:
+        launch, layout = self.launch, self.layout
+        rank, cta = gpu_peers.split_cta(lax.axis_index(CTA_AXIS), self.ctas, launch.folded)
+        names = () if launch.folded else self.work.axis_names
+        rank_id = rank if launch.folded else lax.axis_index(names)
+        peers = Peers(refs, placed, shared, rank, self.ranks, names)
+        slots = layout.num_slots
+        total = slots * (self.ranks if launch.folded else 1)
+        watch = None
+        if record is not None:
+            row = rank if launch.folded else 0
+            watch = Watch(record, row, rank_id, launch.watchdog_us)
+        signals = Signals(
+            pl.get_global(plgpu.SemaphoreType.REGULAR((total,))),
+            slots,
+            rank,
+            launch.folded,
+            peers.peer_id,
+            watch,
+        )
+        wg = lax.axis_index(self.work.kernel.loop_body.launch()["thread_name"])
+        run = _Cta(self, _Row(table, rank), peers, signals, cta, wg)
+        if watch is not None:
+            pl.when((cta == 0) & (wg == 0))(lambda: gpu_signals.clear_record(watch))
+        if not self.communicating:
+            run.compute(cta)
+            run.leave()
+            return
+
+        @pl.when(cta < self.communicating)
+        def _() -> None:
+            run.communicate()
+            run.leave()
+
+        @pl.when(cta >= self.communicating)
+        def _() -> None:
+            run.compute(cta - self.communicating)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The rank's row of the table."""
+
+    ref: Any
+    row: Any
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.ref[self.row, at]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cta:
+    """What one CTA does."""
+
+    kernel: FusedKernel
+    table: _Row
+    peers: Peers
+    signals: Signals
+    cta: Any
+    wg: Any
+
+    def compute(self, worker: Any) -> None:
+        """The tiles of one worker, each behind its waits, and their signals."""
+        layout, table, signals = self.kernel.layout, self.table, self.signals
+
+        def before_tile(tile: Tile) -> None:
+            signals.wait_all(table, layout.waits, tile.chunk, tile.chunk)
+
+        def before_k_step(tile: Tile, step: Any) -> None:
+            signals.wait_step(table, layout.k_waits, tile.chunk, step, tile.chunk)
+
+        def after_tile(tile: Tile) -> None:
+            if self.kernel.direct:
+                gpu_signals.publish()
+            signals.signal_all(table, layout.signals, tile.chunk)
+
+        def before_addend(tile: Tile) -> None:
+            signals.wait_all(table, layout.e_waits, tile.chunk, tile.chunk)
+
+        loop = TileLoop(
+            _TableOrder(layout, table, self.kernel.work.schedule.num_tiles),
+            worker,
+            self.kernel.work.schedule.workers,
+            before_tile=None if layout.waits.empty else before_tile,
+            before_k_step=None if layout.k_waits.empty else before_k_step,
+            after_tile=None if layout.signals.empty else after_tile,
+            before_addend=None if layout.e_waits.empty else before_addend,
+        )
+        local = self.kernel.work.kernel
+        local.loop_body.emit(local, _Places(self.kernel, table, self.peers), loop)
+        if not layout.exit_signals.empty:
+            # The first warpgroup has used all that this CTA has read.
+            pl.when(self.wg == 0)(lambda: signals.signal_all(table, layout.exit_signals, 0))
+
+    def communicate(self) -> None:
+        """This CTA's part of the rank's operations."""
+        mover, loop = self.kernel.mover, self.kernel.work.kernel.loop_body
+        if mover is None:
+            return
+        copier = functools.partial(
+            Copier,
+            layout=self.kernel.layout,
+            table=self.table,
+            peers=self.peers,
+            signals=self.signals,
+            mover=mover,
+            warpgroup=self.wg,
+            number=self.cta * loop.warpgroups + self.wg,
+            copiers=self.kernel.communicating * loop.warpgroups,
+        )
+        scratch = mover.scratch(self.kernel.layout, loop.warpgroups)
+        pl.run_scoped(
+            lambda **refs: copier(scratch=refs).run(),
+            collective_axes=loop.launch()["thread_name"],
+            **scratch,
+        )
+
+    def leave(self) -> None:
+        """Nothing of this rank is written or read by a peer any more when it leaves."""
+        waits = self.kernel.layout.exit_waits
+        if not waits.empty:
+            pl.when((self.cta == 0) & (self.wg == 0))(
+                lambda: self.signals.wait_all(self.table, waits, 0)
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _TableOrder:
+    """The schedule's order; a tile's chunk is its position."""
+
+    layout: Layout
+    table: Any
+    size: int
+
+    def fetch(self, position: Any) -> Any:
+        return position, *(self.layout.order.get(self.table, position, i) for i in (0, 1))
+
+    def decode(self, fetched: Any) -> tuple[Any, Any, Any]:
+        position, m, n = fetched
+        return m, n, position
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where blocks are; see ``kernel.loop.Places``."""
+
+    kernel: FusedKernel
+    table: Any
+    peers: Peers
+
+    @property
+    def has_addends(self) -> bool:
+        return self.kernel.layout.addend_key is not None
+
+    @property
+    def direct(self) -> bool:
+        return self.kernel.direct
+
+    def shape(self, operand: str) -> tuple[int, ...]:
+        access = self.kernel.work.accesses.get(operand)
+        if access is not None:
+            return access.shape
+        return self.peers.placed[operand, LOCAL].shape
+
+    def dtype(self, operand: str) -> Any:
+        key = self.kernel.layout.addend_key
+        if key is not None and operand in self.kernel.work.kernel.results:
+            return self.peers.placed[key].dtype
+        if operand in self.kernel.layout.reads:
+            return self.peers.placed[self.kernel.layout.reads[operand].own].dtype
+        return self.peers.placed[operand, LOCAL].dtype
+
+    def step(self, position: Any) -> list[Any]:
+        kernel, section = self.kernel.work.kernel, self.kernel.layout.steps
+        axes = kernel.reduction_axes
+        if section is not None:
+            return [section.get(self.table, position, i) for i in range(len(axes))]
+        found = []
+        for axis in reversed(axes):
+            count = kernel.grid[axis]
+            outermost = axis == axes[0]
+            found.append(position if outermost else lax.rem(position, jnp.int32(count)))
+            position = position if outermost else lax.div(position, jnp.int32(count))
+        return found[::-1]
+
+    def read(self, operand: str, starts: Sequence[Any], tile: Any, step: Any, use: Use) -> None:
+        read = self.kernel.layout.reads.get(operand)
+        if read is None:
+            self.peers.own((operand, LOCAL), starts, use)
+            return
+        get = functools.partial(read.region.get, self.table)
+
+        def shifted(row: int) -> list[Any]:
+            return [start + get(row, d) for d, start in enumerate(starts)]
+
+        if not read.dims:
+            self.peers.own(read.own, shifted(2), use)
+            return
+        inside = jnp.bool_(True)
+        for d in read.dims:
+            inside &= (starts[d] >= get(0, d)) & (starts[d] < get(1, d))
+        pl.when(inside)(lambda: self.peers.own(read.own, shifted(2), use))
+
+        @pl.when(jnp.logical_not(inside))
+        def _() -> None:
+            if read.peer is None:
+                self.peers.own(read.other, shifted(3), use)
+                return
+            at = step if read.peer_by_step else tile.chunk
+            where = functools.partial(read.peer.get, self.table, at)
+            away = [start + where(1 + d) for d, start in enumerate(starts)]
+            self.peers.far(read.other, where(0), away, use)
+
+    def write(self, result: str, starts: Sequence[Any], tile: Any, use: Use) -> None:
+        layout, table = self.kernel.layout, self.table
+        if not layout.store_keys:
+            self.peers.own((result, LOCAL), starts, use)
+            return
+        lo, hi = layout.stores.bounds(table, tile.chunk)
+        get = functools.partial(layout.stores.rows.get, table)
+
+        def one(i: Any, _: None) -> None:
+            def store(number: int) -> None:
+                key = layout.store_keys[number]
+                at = [get(i, 2 + d) for d in range(len(layout.by_key[key].shape))]
+                self._store(key, get(i, 1), at, use)
+
+            gpu_peers.choose(len(layout.store_keys), get(i, 0), store)
+
+        if self.kernel.communicating:
+            one(lo, None)
+        else:
+            lax.fori_loop(lo, hi, one, None)
+
+    def _store(self, key: Key, rank: Any, starts: Sequence[Any], use: Use) -> None:
+        if self.kernel.communicating:
+            self.peers.own(key, starts, use)
+        else:
+            self.peers.far(key, rank, starts, use, copied=not self.direct)
+
+    def addends(self, tile: Any) -> tuple[Any, Any]:
+        layout, table = self.kernel.layout, self.table
+        lo, hi = layout.addends.bounds(table, tile.chunk)
+        key = layout.addend_key or ("", "")
+
+        def at(i: Any, use: Use) -> None:
+            get = functools.partial(layout.addends.rows.get, table, lo + i)
+            starts = [get(d) for d in range(len(layout.by_key[key].shape))]
+            self.peers.own(key, starts, use)
+
+        return hi - lo, at
+
+
+def cut_of(spec: pl.BlockSpec) -> tuple[int, int]:
+    """The two dimensions that blocks cut."""
+    rows, columns = cut_dimensions(spec)
+    return rows, columns
+
+
+def emitted(name: str, kernel: FusedKernel) -> Emitted:
+    """The kernel as a backend hands it over; ``name`` is the backend's."""
+
+    def emit(
+        *operands: jax.Array,
+        platform: str,
+        interpret: Any,
+        shared: Sequence[bool] | None = None,
+    ) -> Sequence[jax.Array]:
+        simulated = platform == "cpu" and isinstance(interpret, plgpu.InterpretGPUParams)
+        if platform != "cuda" and not simulated:
+            raise UnsupportedError(
+                f"{name} runs on CUDA GPUs, this program is for {platform}; use target 'tpu' or "
+                f"backend 'xla' there"
+            )
+        alone = [False] * len(operands) if shared is None else shared
+        return kernel.call(operands, alone, interpret if simulated else None)
+
+    return emit

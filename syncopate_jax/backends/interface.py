@@ -1,0 +1,84 @@
+"""What a backend is: it says what it cannot do, and turns a schedule into a traceable function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+
+from syncopate_jax.ir.schedule import Schedule
+from syncopate_jax.kernel.access import AnyAccess
+from syncopate_jax.kernel.axis_map import AxisMap
+from syncopate_jax.kernel.local import PallasKernel
+from syncopate_jax.kernel.tiles import TileSpace
+from syncopate_jax.options import Launch
+
+Emitted = Callable[..., Sequence[jax.Array]]
+"""``emitted(*operands, platform=..., interpret=...)``: one rank's results, in manual mesh axes.
+
+``platform`` is ``cpu``, ``tpu``, ``cuda`` or ``rocm``; on ``cpu`` kernels are interpreted, with the
+settings ``interpret``. Of a backend that ``folds``, ``shared=[…]`` asks for the results of all
+ranks at once, with a leading rank axis, from operands that have one too unless they are shared.
+"""
+
+interpret_settings: ContextVar[Any] = ContextVar("interpret_settings", default=True)
+"""Pallas's ``interpret`` on the CPU: True, or settings such as ``pltpu.InterpretParams``."""
+
+WHOLE_DEVICE = Launch()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """One operator to realise.
+
+    Attributes:
+      kernel: the local kernel.
+      schedule: order, waits and signals; holds the plan.
+      space: the kernel's tile space.
+      accesses: which box of each operand a tile touches, for results and bound operands.
+      axis_map: which operand each plan tensor is.
+      axis_names: mesh axes the ranks run along.
+      launch: what the kernel may use of a device, and how ranks are laid on it.
+    """
+
+    kernel: PallasKernel
+    schedule: Schedule
+    space: TileSpace
+    accesses: Mapping[str, AnyAccess]
+    axis_map: AxisMap
+    axis_names: tuple[str, ...]
+    launch: Launch = WHOLE_DEVICE
+
+
+class Backend(Protocol):
+    """A realisation of schedules (paper section 5.2, figure 7)."""
+
+    @property
+    def name(self) -> str:
+        """What users ask for."""
+        ...
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Kernel languages it works with."""
+        ...
+
+    @property
+    def folds(self) -> bool:
+        """Whether it can run all ranks in one launch on one device."""
+        ...
+
+    def workers(self, launch: Launch, ranks: int) -> int:
+        """Tile executors of a rank, for which the schedule is made."""
+        ...
+
+    def unsupported_reason(self, work: Work, target: str) -> str | None:
+        """Why it cannot do ``work``, and what would; None when it can."""
+        ...
+
+    def emit(self, work: Work, target: str) -> Emitted:
+        """The fused kernel; only called when ``unsupported_reason`` is None."""
+        ...

@@ -1,0 +1,181 @@
+"""``syncopate explain``: which backend an operator would take, why, and what it would cost."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from syncopate_jax.commands.command import DONE, Command, add_json_flag, print_json
+from syncopate_jax.commands.progress import Progress
+from syncopate_jax.commands.simulate import read_topology
+from syncopate_jax.errors import InputError
+
+if TYPE_CHECKING:
+    from syncopate_jax.check.simulate import Comparison
+    from syncopate_jax.ops.spec import Contraction
+
+OPERATORS = {
+    "all_gather_matmul": ("all_gather", "lhs", "m", ""),
+    "matmul_reduce_scatter": ("reduce_scatter", "out", "", "m"),
+    "matmul_all_reduce": ("all_reduce", "out", "", ""),
+    "all_to_all_matmul": ("all_to_all", "lhs", "k", "m"),
+    "matmul_all_to_all": ("all_to_all", "out", "m", "n"),
+}
+SPLITS = (1, 2, 4, 8)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("operator", choices=sorted(OPERATORS), metavar="OPERATOR")
+    parser.add_argument("--ranks", type=int, default=8, help="ranks along the axis (8)")
+    parser.add_argument(
+        "--shape", required=True, metavar="M,K,N", help="the whole problem, over all ranks"
+    )
+    parser.add_argument("--dtype", default="bfloat16", help="of operands and result (bfloat16)")
+    parser.add_argument("--topology", default="h200", metavar="T", help="as for simulate (h200)")
+    parser.add_argument("--target", default="tpu", help="what the kernel is written in (tpu)")
+    add_json_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    m, k, n = _shape(args.shape)
+    if args.ranks < 1:
+        raise InputError(f"--ranks must be at least 1, found {args.ranks}")
+    spec, lhs, rhs = _local(args.operator, m, k, n, args.ranks)
+    topology = read_topology(args.topology, args.ranks)
+    with Progress(f"explain {args.operator}"):
+        from syncopate_jax.ops.prediction import predict
+        from syncopate_jax.options import Options
+
+        predicted = {
+            split: predict(spec, lhs, rhs, topology, Options(split=split), dtype=args.dtype)
+            for split in SPLITS
+        }
+        backends = _backends(spec, lhs, rhs, args)
+    best = min(predicted, key=lambda split: (predicted[split].fused, split))
+    if args.json:
+        print_json(_json(args, backends, predicted, best))
+    else:
+        _report(args, backends, predicted, best)
+    return DONE
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a backend can do it; ``reason`` is why not, or empty."""
+
+    backend: str
+    reason: str
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    parts = text.split(",")
+    if len(parts) != 3 or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise InputError(f"--shape {text!r}: needs three positive integers M,K,N")
+    m, k, n = (int(part) for part in parts)
+    return m, k, n
+
+
+def _local(
+    operator: str, m: int, k: int, n: int, ranks: int
+) -> tuple[Contraction, tuple[int, ...], tuple[int, ...]]:
+    """The contraction and one rank's operand shapes, in the operator's usual tensor parallelism."""
+    from syncopate_jax.ops.spec import Contraction
+
+    kind, place, gather, scatter = OPERATORS[operator]
+    spec = Contraction("bmk", "kn", "bmn", kind, place, gather=gather, scatter=scatter)
+    cut = {
+        "all_gather_matmul": "mn",
+        "matmul_reduce_scatter": "mk",
+        "matmul_all_reduce": "k",
+        "all_to_all_matmul": "mk",
+        "matmul_all_to_all": "mn",
+    }[operator]
+    sizes = {"m": m, "k": k, "n": n}
+    for letter in cut:
+        if sizes[letter] % ranks:
+            raise InputError(
+                f"explain {operator}: {letter.upper()} = {sizes[letter]} is not a multiple of "
+                f"the {ranks} ranks that share it"
+            )
+    m_local = m // ranks if operator in ("all_gather_matmul", "matmul_all_to_all") else m
+    on_k = operator in ("matmul_reduce_scatter", "matmul_all_reduce", "all_to_all_matmul")
+    k_local = k // ranks if on_k else k
+    rows = k if operator == "all_to_all_matmul" else k_local
+    n_local = n // ranks if operator == "all_gather_matmul" else n
+    return spec, (1, m_local, k_local), (rows, n_local)
+
+
+def _backends(
+    spec: Contraction, lhs: tuple[int, ...], rhs: tuple[int, ...], args: argparse.Namespace
+) -> list[Verdict]:
+    """What every registered backend says to this operator on the target."""
+    from syncopate_jax.errors import SyncopateError
+    from syncopate_jax.ops import fused
+    from syncopate_jax.ops.blocked import block
+    from syncopate_jax.options import Options
+    from syncopate_jax.registry import backends
+
+    layout = block(spec, lhs, rhs, args.ranks)
+    found = []
+    for name in backends.names():
+        options = Options(backend=name, target=args.target)
+        try:
+            fused.choose_backend(spec, options)
+            fused.build(spec.kind, layout, args.dtype, args.dtype, ("ranks",), options)
+        except SyncopateError as error:
+            found.append(Verdict(name, str(error)))
+        else:
+            found.append(Verdict(name, ""))
+    return found
+
+
+def _report(
+    args: argparse.Namespace,
+    backends: list[Verdict],
+    predicted: dict[int, Comparison],
+    best: int,
+) -> None:
+    print(f"{args.operator}, {args.ranks} ranks, M,K,N = {args.shape}, {args.dtype}")
+    print(f"\nbackends, for target {args.target}:")
+    for verdict in backends:
+        print(f"  {verdict.backend:<12} {verdict.reason or 'can do it'}")
+    print("\nbackend 'auto' takes xla: no measurement of this shape says that another is faster")
+    print(f"\npredicted on {args.topology}, for a kernel that reaches the topology's rates:")
+    for split, one in predicted.items():
+        mark = "  <- best" if split == best else ""
+        print(
+            f"  split {split}: unfused {one.unfused * 1e6:8.1f} us   "
+            f"fused {one.fused * 1e6:8.1f} us   bound {one.bound * 1e6:8.1f} us{mark}"
+        )
+
+
+def _json(
+    args: argparse.Namespace,
+    backends: list[Verdict],
+    predicted: dict[int, Comparison],
+    best: int,
+) -> dict[str, Any]:
+    return {
+        "operator": args.operator,
+        "ranks": args.ranks,
+        "shape": args.shape,
+        "dtype": args.dtype,
+        "target": args.target,
+        "auto": "xla",
+        "backends": {v.backend: {"can": not v.reason, "reason": v.reason} for v in backends},
+        "best_split": best,
+        "predicted_us": {
+            str(split): {
+                "unfused": one.unfused * 1e6,
+                "fused": one.fused * 1e6,
+                "bound": one.bound * 1e6,
+            }
+            for split, one in predicted.items()
+        },
+    }
+
+
+COMMAND = Command(
+    "explain", "say which backend an operator would take, why, and its cost", configure, run
+)

@@ -1,0 +1,135 @@
+"""Read this first: a local kernel and a plan go in, one fused operator comes out.
+
+Where new things go, each one file and one test file that passes its interface's conformance
+suite: a plan template in ``plans/``, an importer in ``importers/``, a backend in ``backends/``, an
+operator in ``ops/``, a local kernel in ``pallas_kernels/``, a pass in ``passes/`` and ``compile``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from syncopate_jax.backends.interface import Backend, Work
+from syncopate_jax.check.verify import check
+from syncopate_jax.check.verify_schedule import check_schedule
+from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.ir.plan import Plan
+from syncopate_jax.kernel.axis_map import AxisMap
+from syncopate_jax.kernel.local import PallasKernel
+from syncopate_jax.options import ORDERS, Launch
+from syncopate_jax.passes.expand_collectives import expand_collectives
+from syncopate_jax.passes.schedule_plan import schedule_plan
+from syncopate_jax.passes.split_chunks import split_chunks
+from syncopate_jax.registry import backends
+from syncopate_jax.runtime import device, mesh
+from syncopate_jax.runtime.operator import Operator
+
+
+def compile(
+    kernel: PallasKernel,
+    plan: Plan,
+    axis_map: AxisMap | Mapping[str, str | tuple[str, tuple[int, ...]]],
+    *,
+    axis_name: str | tuple[str, ...],
+    backend: str = "auto",
+    target: str = "tpu",
+    split: int = 1,
+    split_axis: int = 0,
+    order: str = "natural",
+    launch: Launch | None = None,
+) -> Operator:
+    """Fuse a local kernel with a communication plan (paper section 5.2).
+
+    Args:
+      kernel: the local kernel, as if for one device.
+      plan: what moves between the ranks along ``axis_name``.
+      axis_map: which operand or result of the kernel each plan tensor is: ``{tensor: operand}``.
+      axis_name: mesh axis, or tuple of mesh axes, of the surrounding ``jax.shard_map``.
+      backend: how chunks are moved, or ``auto``: the first that can, ``xla`` if none else.
+      target: what the kernel is written in.
+      split: pieces each chunk is cut into, along ``split_axis`` of its tensor.
+      order: order of tiles inside a chunk: ``natural``, ``grouped`` or ``snake``.
+      launch: what a GPU kernel may use of a device; None: all of it, one rank a device.
+
+    Returns:
+      An Operator: call it inside ``jax.shard_map`` with one rank's operands.
+
+    Raises:
+      PlanError: the plan or its schedule does not verify; all findings at once.
+      InputError: an argument does not fit; UnsupportedError: no backend can do it, with reasons.
+    """
+    names = mesh.axis_tuple(axis_name, caller="compile")
+    if order not in ORDERS:
+        raise InputError(f"compile: order needs one of {', '.join(ORDERS)}, found {order!r}")
+    axis_map = AxisMap.of(axis_map)
+    check(plan)
+    plan = expand_collectives(plan)
+    plan = split_chunks(plan, split, split_axis)
+    space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel))
+    axis_map.check(plan, accesses)
+    _check_dtypes(plan, axis_map, kernel)
+    launch = _on_device(launch or Launch(), target)
+
+    @functools.cache
+    def work(workers: int) -> Work:
+        """Backends differ in how many executors of tiles a rank has."""
+        schedule = schedule_plan(plan, space, accesses, axis_map, workers=workers, intra=order)
+        check_schedule(schedule, space, accesses, axis_map)
+        return Work(kernel, schedule, space, accesses, axis_map, names, launch)
+
+    reasons = {}
+    for candidate in backends.names() if backend == "auto" else (backend,):
+        found: Backend = backends.get(candidate)
+        workers = found.workers(launch, plan.num_ranks) if target in found.targets else 1
+        chosen = work(max(workers, 1))
+        reason = found.unsupported_reason(chosen, target)
+        if reason is None:
+            return Operator(chosen, found, target)
+        reasons[candidate] = reason
+    listed = "\n".join(f"  {candidate}: {reason}" for candidate, reason in reasons.items())
+    raise UnsupportedError(
+        f"no backend can fuse plan {plan.name} with kernel {kernel.name} for target {target}:\n"
+        f"{listed}"
+    )
+
+
+def _on_device(launch: Launch, target: str) -> Launch:
+    """``launch`` with the device's number of multiprocessors filled in."""
+    if target != "mosaic_gpu" or launch.sms is not None:
+        return launch
+    return launch.using(sms=device.core_count())
+
+
+def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[str, tuple[int, ...]]:
+    """Shapes of the bound operands as tiles see them: around each rank's goals."""
+    shapes = {}
+    for binding in axis_map.bindings:
+        if binding.operand not in kernel.operands:
+            continue
+        boxes = [g.box for g in plan.goals if g.tensor == binding.tensor]
+        boxes = boxes or [r.box for r in plan.initial if r.tensor == binding.tensor]
+        shape = plan.tensor(binding.tensor).shape
+        dims = axis_map.dims(binding, len(shape))
+        if sorted(dims) != list(range(len(shape))):
+            raise InputError(
+                f"axis map: dims {dims} of tensor {binding.tensor} {shape} must name each of its "
+                f"{len(shape)} dimensions once"
+            )
+        extents = [max((box.shape[d] for box in boxes), default=0) for d in range(len(dims))]
+        shapes[binding.operand] = tuple(extents[dims.index(d)] for d in range(len(dims)))
+    return shapes
+
+
+def _check_dtypes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> None:
+    """A bound result has its tensor's dtype; operands are checked when the operator is called."""
+    outs = dict(zip(kernel.results, kernel.out_shape, strict=True))
+    for binding in axis_map.bindings:
+        wanted = plan.tensor(binding.tensor).dtype
+        if binding.operand in outs and str(outs[binding.operand].dtype) != wanted:
+            found = outs[binding.operand].dtype
+            raise InputError(
+                f"plan {plan.name}: tensor {binding.tensor} is {wanted}, but result "
+                f"{binding.operand} of kernel {kernel.name} is {found}; make the plan with "
+                f"dtype={str(found)!r}"
+            )

@@ -1,0 +1,1 @@
+"""Plans from other descriptions of a program, one source a file."""

@@ -1,0 +1,57 @@
+"""Checks of the arguments that templates and passes share: each names argument and value."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from syncopate_jax.errors import InputError
+
+MAX_EXTENT = 2**31 - 1  # columns are int32
+
+
+def integer(where: str, what: str, value: Any, least: int) -> int:
+    """``value`` as an int of at least ``least`` that fits the columns; else raises InputError."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise InputError(f"{where}: {what} must be an integer, found {value!r}") from None
+    if not least <= found <= MAX_EXTENT:
+        raise InputError(f"{where}: {what} must be in {least}..{MAX_EXTENT}, found {found}")
+    return found
+
+
+def extents(where: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """``shape`` as a tuple of extents, each 0 or more; else raises InputError."""
+    return tuple(integer(where, f"shape{tuple(shape)}", extent, 0) for extent in shape)
+
+
+def axis_of(where: str, what: str, axis: int, shape: tuple[int, ...]) -> int:
+    """``axis`` counted from the front; raises InputError when ``shape`` has no such axis."""
+    found = integer(where, what, axis, -MAX_EXTENT)
+    if not -len(shape) <= found < len(shape):
+        raise InputError(
+            f"{where}: {what} {found} is not an axis of shape {shape}, "
+            f"which has {len(shape)} dimensions"
+        )
+    return found % len(shape)
+
+
+def one_of(where: str, what: str, value: str, known: Sequence[str]) -> int:
+    """Position of ``value`` in ``known``; raises InputError that lists what is known."""
+    if value not in known:
+        raise InputError(f"{where}: {what} {value!r} is not one of {', '.join(known)}")
+    return list(known).index(value)
+
+
+def origin_text(name: str, **arguments: object) -> str:
+    """``name(argument=value, …)``, without arguments that are None; long tuples are cut short."""
+    shown = (f"{key}={_short(value)}" for key, value in arguments.items() if value is not None)
+    return f"{name}({', '.join(shown)})"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, tuple) and len(value) > 16:
+        return f"({', '.join(map(str, value[:3]))}, … {len(value)} in all)"
+    return str(value)

@@ -1,0 +1,239 @@
+"""A communication plan: tensors, where their data starts and must end, and each rank's operations.
+
+Grammar (paper section 5.1; operations are in ``comm.py``)::
+
+    plan   := Plan(name, num_ranks, tensors, initial, goals, columns, channels, groups, origins)
+    tensor := Tensor(name, shape, dtype, per_rank)   every rank has a buffer of this shape
+    region := Region(rank, tensor, box, produced)    data a rank holds at the start; produced: it
+                                                     exists once the tiles that write it have run
+    goal   := Goal(rank, tensor, box, source, source_lo, ranks, reduce)
+                                                     what a rank must hold in the end
+
+Coordinates are those of the logical tensor on every rank. A shared tensor's element at one
+coordinate has one value, whichever rank holds it; a ``per_rank`` tensor's differ from rank to
+rank (partial results, or private data). A goal states its value: element ``p`` of ``box`` equals
+``source`` at ``p - box.lo + source_lo``, if ``source`` is per rank reduced over ``ranks`` by
+``reduce``: their sum or their maximum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from syncopate_jax.errors import InputError
+from syncopate_jax.ir import comm
+from syncopate_jax.ir.chunk import Box, Chunk
+from syncopate_jax.ir.columns import Columns
+from syncopate_jax.ir.comm import P2P, Collective, ComputeDep, Dependency, OpDep, Operation
+
+ITEM_SIZES = {
+    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2,
+    "int16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A logical tensor; each rank holds a buffer of ``shape`` (elements) for it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "bfloat16"
+    per_rank: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise InputError(f"tensor: name {self.name!r} must be an identifier")
+        if any(extent < 0 for extent in self.shape):
+            raise InputError(f"tensor {self.name}: shape {self.shape} has a negative extent")
+        if self.dtype not in ITEM_SIZES:
+            known = ", ".join(sorted(ITEM_SIZES))
+            raise InputError(f"tensor {self.name}: dtype {self.dtype!r} is not one of {known}")
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes an element."""
+        return ITEM_SIZES[self.dtype]
+
+    @property
+    def box(self) -> Box:
+        """The whole tensor."""
+        return Box.full(self.shape)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Region:
+    """Data that ``rank`` holds before any operation; if ``produced``, once its tiles have run."""
+
+    rank: int
+    tensor: str
+    box: Box
+    produced: bool = False
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Goal:
+    """What ``rank`` must hold in ``box`` of ``tensor`` when all operations have completed.
+
+    The value is ``source`` (``tensor`` itself if empty) with ``box`` laid at ``source_lo``
+    (``box.lo`` if empty), reduced over ``ranks`` by ``reduce``, ``sum`` or ``max``, if the source
+    is per rank. Raises InputError when ``reduce`` is neither, or max over no ranks.
+    """
+
+    rank: int
+    tensor: str
+    box: Box
+    source: str = ""
+    source_lo: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    reduce: str = "sum"
+
+    def __post_init__(self) -> None:
+        known = comm.REDUCTIONS[1:]
+        where = f"goal {self.tensor}{self.box} of rank {self.rank}"
+        if self.reduce not in known:
+            raise InputError(f"{where}: reduction {self.reduce!r} is not one of {', '.join(known)}")
+        if self.reduce != "sum" and not self.ranks:
+            raise InputError(
+                f"{where}: is a {self.reduce} over no ranks; name the ranks, or leave out reduce"
+            )
+
+    @property
+    def source_chunk(self) -> Chunk:
+        lo = self.source_lo or self.box.lo
+        hi = tuple(a + e for a, e in zip(lo, self.box.shape, strict=True))
+        return Chunk(self.source or self.tensor, Box(lo, hi))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A communication plan over ``num_ranks`` ranks; immutable.
+
+    ``columns`` holds the operations (see ``columns.py``); ``ops`` and ``op`` give them as objects.
+    """
+
+    name: str
+    num_ranks: int
+    tensors: tuple[Tensor, ...]
+    initial: tuple[Region, ...]
+    goals: tuple[Goal, ...]
+    columns: Columns = field(repr=False)
+    channels: tuple[str, ...] = (comm.DEFAULT_CHANNEL,)
+    groups: tuple[tuple[int, ...], ...] = ()
+    origins: tuple[str, ...] = ("",)
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 1:
+            raise InputError(f"plan {self.name}: needs at least 1 rank, found {self.num_ranks}")
+        names = [tensor.name for tensor in self.tensors]
+        if len(set(names)) != len(names):
+            raise InputError(f"plan {self.name}: tensor names repeat: {names}")
+        known = set(names)
+        items: tuple[Region | Goal, ...] = (*self.initial, *self.goals)
+        for item in items:
+            if item.tensor not in known:
+                raise InputError(f"plan {self.name}: {item} names no tensor of {sorted(known)}")
+        widest = max((len(tensor.shape) for tensor in self.tensors), default=0)
+        if self.columns.n and self.columns.ndim < widest:
+            raise InputError(
+                f"plan {self.name}: boxes have {self.columns.ndim} dimensions, "
+                f"a tensor has {widest}"
+            )
+
+    @property
+    def num_ops(self) -> int:
+        """Number of operations of all ranks."""
+        return self.columns.n
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor called ``name``; raises InputError when there is none."""
+        return self.tensors[self.tensor_index(name)]
+
+    def tensor_index(self, name: str) -> int:
+        """Position of the tensor called ``name``; raises InputError when there is none."""
+        for i, tensor in enumerate(self.tensors):
+            if tensor.name == name:
+                return i
+        known = [tensor.name for tensor in self.tensors]
+        raise InputError(f"plan {self.name}: no tensor {name!r}; its tensors are {known}")
+
+    def has_collectives(self) -> bool:
+        """Whether any operation is a collective."""
+        return bool(np.any(self.columns.kind != 0))
+
+    def ops(self, rank: int) -> Iterator[Operation]:
+        """The operations that ``rank`` lists, in order, as objects."""
+        lo, hi = np.searchsorted(self.columns.rank, (rank, rank + 1))
+        return (self.row(i) for i in range(lo, hi))
+
+    def op(self, rank: int, index: int) -> Operation:
+        """Operation ``index`` of ``rank``; raises InputError when there is none."""
+        lo, hi = np.searchsorted(self.columns.rank, (rank, rank + 1))
+        if not 0 <= index < hi - lo:
+            raise InputError(f"plan {self.name}: rank {rank} has {hi - lo} operations, no {index}")
+        return self.row(int(lo) + index)
+
+    def row(self, i: int) -> Operation:
+        """The operation in row ``i`` of the columns."""
+        c = self.columns
+        shared = {
+            "rank": int(c.rank[i]),
+            "src": self._chunk(c.src_tensor[i], c.src_lo[i], c.src_hi[i]),
+            "dst": self._chunk(c.dst_tensor[i], c.dst_lo[i], c.dst_hi[i]),
+            "deps": self._deps(i),
+            "reduce": comm.REDUCTIONS[c.reduce[i]],
+            "channel": self.channels[c.channel[i]],
+            "origin": self.origins[c.origin[i]],
+        }
+        if c.kind[i] == 0:
+            return P2P(src_rank=int(c.src_rank[i]), dst_rank=int(c.dst_rank[i]), **shared)
+        return Collective(
+            kind=comm.KINDS[c.kind[i]],
+            ranks=self.groups[c.group[i]],
+            split_axis=int(c.split_axis[i]),
+            concat_axis=int(c.concat_axis[i]),
+            **shared,
+        )
+
+    def with_columns(self, columns: Columns, **changes: Any) -> Plan:
+        """This plan with other operations (and other fields, by name)."""
+        return replace(self, columns=columns, **changes)
+
+    def _chunk(self, tensor: int, lo: np.ndarray, hi: np.ndarray) -> Chunk:
+        found = self.tensors[tensor]
+        d = len(found.shape)
+        return Chunk(found.name, Box(tuple(lo[:d].tolist()), tuple(hi[:d].tolist())))
+
+    def _deps(self, i: int) -> tuple[Dependency, ...]:
+        c = self.columns
+        on_ops = range(c.dep_start[i], c.dep_start[i + 1])
+        on_tiles = range(c.cdep_start[i], c.cdep_start[i + 1])
+        return (
+            *(OpDep(int(c.dep_rank[j]), int(c.dep_index[j])) for j in on_ops),
+            *(
+                ComputeDep(
+                    int(c.cdep_rank[j]),
+                    self._chunk(c.cdep_tensor[j], c.cdep_lo[j], c.cdep_hi[j]),
+                )
+                for j in on_tiles
+            ),
+        )
+
+
+def pad_box(box: Box, ndim: int) -> tuple[list[int], list[int]]:
+    """``lo`` and ``hi`` of ``box`` padded with ``0:1`` to ``ndim`` dimensions."""
+    extra = ndim - box.ndim
+    return [*box.lo, *[0] * extra], [*box.hi, *[1] * extra]
+
+
+def same_plan(a: Plan, b: Plan) -> bool:
+    """Whether two plans are equal in every field and every column."""
+    heads = ("name", "num_ranks", "tensors", "initial", "goals", "channels", "groups", "origins")
+    return all(getattr(a, head) == getattr(b, head) for head in heads) and all(
+        np.array_equal(getattr(a.columns, name), getattr(b.columns, name))
+        for name in Columns.__slots__
+    )

@@ -1,0 +1,124 @@
+"""Shards: how one axis of a tensor is divided among ranks, and each rank's part into pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from syncopate_jax.errors import InputError
+from syncopate_jax.ir.arguments import axis_of, extents, integer
+from syncopate_jax.ir.chunk import Box, split_points
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shards:
+    """A tensor of ``shape`` cut along ``axis`` into a shard a rank, each cut into pieces.
+
+    Attributes:
+      shape: extents of the tensor, in elements.
+      axis: the axis that is divided among ranks.
+      sizes: [ranks] extent of each shard along ``axis``; may be 0.
+      lo, hi: [ranks, pieces, dimensions] boxes of the pieces; some may be empty.
+    """
+
+    shape: tuple[int, ...]
+    axis: int
+    sizes: tuple[int, ...]
+    lo: Array
+    hi: Array
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces a shard, empty ones included."""
+        return self.lo.shape[1]
+
+    @property
+    def full(self) -> Box:
+        """The whole tensor."""
+        return Box.full(self.shape)
+
+    def box(self, rank: int) -> Box:
+        """The shard of ``rank``."""
+        end = sum(self.sizes[: rank + 1])
+        return self.full.with_axis(self.axis, end - self.sizes[rank], end)
+
+    def boxes(self) -> list[Box]:
+        """The shard of each rank."""
+        ends = np.cumsum(self.sizes).tolist()
+        return [
+            self.full.with_axis(self.axis, end - size, end)
+            for size, end in zip(self.sizes, ends, strict=True)
+        ]
+
+
+def cut_shards(
+    where: str,
+    num_ranks: int,
+    shape: Sequence[int],
+    axis: int,
+    shards: Sequence[int] | None = None,
+    split: int = 1,
+    split_axis: int | None = None,
+) -> Shards:
+    """Cuts ``shape`` along ``axis`` into ``num_ranks`` shards of ``split`` pieces each.
+
+    Args:
+      where: what the arguments belong to, for messages.
+      shards: extent of each shard; as equal as can be if None.
+      split: pieces a shard, as equal as can be; beyond its extent they are empty.
+      split_axis: the axis along which shards are cut into pieces; ``axis`` if None.
+
+    Raises:
+      InputError: an argument is out of range, or ``shards`` do not add up to the extent.
+    """
+    ranks = integer(where, "num_ranks", num_ranks, 1)
+    whole = extents(where, shape)
+    axis = axis_of(where, "axis", axis, whole)
+    sizes = _sizes(where, ranks, whole, axis, shards)
+    parts = integer(where, "split", split, 1)
+    along = axis if split_axis is None else axis_of(where, "split_axis", split_axis, whole)
+    start = np.cumsum((0, *sizes))
+    lo = np.zeros((ranks, len(whole)), np.int64)
+    hi = np.tile(np.array(whole, np.int64), (ranks, 1))
+    lo[:, axis], hi[:, axis] = start[:-1], start[1:]
+    return Shards(whole, axis, sizes, *cut_boxes(lo, hi, along, parts))
+
+
+def cut_boxes(lo: Array, hi: Array, axis: int, parts: int) -> tuple[Array, Array]:
+    """Cuts boxes [..., d] along ``axis`` into pieces [..., pieces, d], as equal as can be.
+
+    There are ``parts`` pieces, or as many as the largest extent if that is less (the others would
+    be empty for every box); larger pieces come first.
+    """
+    extent = hi[..., axis] - lo[..., axis]
+    parts = max(1, min(parts, int(extent.max(initial=0))))
+    size, rest = np.divmod(extent, parts)
+    cuts = np.arange(parts + 1)
+    at = lo[..., axis, None] + cuts * size[..., None] + np.minimum(cuts, rest[..., None])
+    lo, hi = (np.repeat(side[..., None, :], parts, axis=-2) for side in (lo, hi))
+    lo[..., axis], hi[..., axis] = at[..., :-1], at[..., 1:]
+    return lo, hi
+
+
+def _sizes(
+    where: str, ranks: int, shape: tuple[int, ...], axis: int, shards: Sequence[int] | None
+) -> tuple[int, ...]:
+    if shards is None:
+        return tuple(np.diff(split_points(shape[axis], ranks)).tolist())
+    sizes = tuple(integer(where, f"shards[{i}]", size, 0) for i, size in enumerate(shards))
+    if len(sizes) != ranks:
+        raise InputError(f"{where}: {ranks} ranks need as many shards, found {len(sizes)}")
+    if sum(sizes) != shape[axis]:
+        raise InputError(
+            f"{where}: shards {sizes} add up to {sum(sizes)}, "
+            f"axis {axis} of shape {shape} needs {shape[axis]}"
+        )
+    return sizes

@@ -1,0 +1,227 @@
+"""Local kernels: tiled kernels written as if for one device, whose tile loop can be handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import pallas as pl
+
+from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.kernel.access import Access, AnyAccess, BoxAccess
+from syncopate_jax.kernel.loop import LoopBody
+from syncopate_jax.kernel.tiles import Axis, TileSpace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PallasKernel:
+    """A local kernel given by the arguments of ``pl.pallas_call``; nothing is annotated.
+
+    The grid axes on which no output's block depends are reduction axes: a tile walks them, and the
+    fused kernel may walk them in another order, so in ``body`` their ``pl.program_id`` counts
+    visits (0 is the first, the grid's extent less one the last) and block edges must not cut them.
+
+    Attributes:
+      body: ``body(*input_refs, *output_refs, *scratch_refs)``; if ``has_addend`` it also takes
+        ``addend=None``, a function without arguments whose value the epilogue adds to the tile
+        in float32 before it is stored.
+      grid: tiles (and steps) along each axis.
+      operands, results: names of the inputs and outputs, in order.
+      in_specs, out_specs: one BlockSpec each, as for ``pl.pallas_call``.
+      out_shape: one ShapeDtypeStruct a result.
+      scratch_shapes: as for ``pl.pallas_call``.
+      has_addend: whether ``body`` takes ``addend``.
+      reference: the same function of the operands in plain JAX, used by the ``xla`` backend.
+      loop: the kernel as it is written for target ``mosaic_gpu``, where it has no grid but is
+        handed its loop over tiles; ``body`` is then unused.
+      name: shown in programs and messages.
+    """
+
+    body: Callable[..., None]
+    grid: tuple[int, ...]
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    in_specs: Sequence[pl.BlockSpec]
+    out_specs: Sequence[pl.BlockSpec]
+    out_shape: Sequence[jax.ShapeDtypeStruct]
+    scratch_shapes: Sequence[Any] = ()
+    has_addend: bool = False
+    reference: Callable[..., Any] | None = None
+    loop: LoopBody | None = None
+    name: str = "kernel"
+
+    def __post_init__(self) -> None:
+        for what, names, specs in (
+            ("in_specs", self.operands, self.in_specs),
+            ("out_specs", self.results, self.out_specs),
+            ("out_shape", self.results, self.out_shape),
+        ):
+            if len(names) != len(specs):
+                raise InputError(
+                    f"{self.name}: {len(names)} names {names} need as many {what}, "
+                    f"found {len(specs)}"
+                )
+        repeated = [*self.operands, *self.results]
+        if len(set(repeated)) != len(repeated):
+            raise InputError(f"{self.name}: operand and result names repeat: {repeated}")
+
+    @property
+    def loop_body(self) -> LoopBody:
+        """``loop``; raises UnsupportedError where the kernel has none."""
+        if self.loop is None:
+            raise UnsupportedError(
+                f"kernel {self.name} is not written for mosaic_gpu: it has no loop body"
+            )
+        return self.loop
+
+    def __call__(self, *operands: jax.Array, interpret: Any = False) -> list[jax.Array]:
+        """Runs the kernel alone, in its natural order; one array a result."""
+        return pl.pallas_call(
+            self.body,
+            grid=self.grid,
+            in_specs=list(self.in_specs),
+            out_specs=list(self.out_specs),
+            out_shape=list(self.out_shape),
+            scratch_shapes=list(self.scratch_shapes),
+            interpret=interpret,
+            name=self.name,
+        )(*operands)
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Names of the grid axes: ``g0``, ``g1``, …"""
+        return tuple(f"g{i}" for i in range(len(self.grid)))
+
+    @property
+    def reduction_axes(self) -> tuple[int, ...]:
+        """Grid axes on which no output's block depends."""
+        maps = [block_indices(spec, self.grid, self.name) for spec in self.out_specs]
+        return tuple(a for a in range(len(self.grid)) if not any(_varies(m, a) for m in maps))
+
+    def tile_space(self, shapes: Mapping[str, tuple[int, ...]]) -> TileSpace:
+        """The tile space read from grid and BlockSpecs, given the shapes of some operands."""
+        return self.read(shapes)[0]
+
+    def read(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[TileSpace, dict[str, AnyAccess]]:
+        """Tile space and accesses of every result and of the operands named in ``shapes``.
+
+        ``shapes`` gives extents in elements. Accesses whose dimensions each follow one grid axis
+        come as Access, others as BoxAccess.
+        """
+        specs = dict(zip(self.operands, self.in_specs, strict=True))
+        found = {name: (specs[name], tuple(shape), False) for name, shape in shapes.items()}
+        for name, spec, out in zip(self.results, self.out_specs, self.out_shape, strict=True):
+            found[name] = (spec, tuple(out.shape), True)
+        for name, (spec, shape, _) in found.items():
+            if len(block_shape(spec, shape)) != len(shape):
+                raise InputError(
+                    f"{self.name}: blocks of {name} have {len(block_shape(spec, shape))} "
+                    f"dimensions, its shape is {shape}"
+                )
+        reduction = self.reduction_axes
+        axes = [Axis(n, count, 1) for n, count in zip(self.axis_names, self.grid, strict=True)]
+        followed = {name: self._follow(*entry) for name, entry in found.items()}
+        for name, dims in followed.items():
+            spec, shape, _ = found[name]
+            for d, axis in enumerate(dims or ()):
+                if (
+                    axis is not None
+                    and axes[axis].tile == 1
+                    and axes[axis].extent == self.grid[axis]
+                ):
+                    axes[axis] = Axis(axes[axis].name, shape[d], block_shape(spec, shape)[d])
+        space = TileSpace(
+            tuple(
+                Axis(axis.name, axis.extent, axis.tile, reduction=i in reduction)
+                for i, axis in enumerate(axes)
+            )
+        )
+        return space, {
+            name: self._access(name, found[name], followed[name], axes, space) for name in found
+        }
+
+    def _follow(
+        self, spec: pl.BlockSpec, shape: tuple[int, ...], _write: bool
+    ) -> tuple[int | None, ...] | None:
+        """Per dimension the grid axis it follows (None: taken whole); None if one follows none."""
+        index = block_indices(spec, self.grid, self.name, len(shape))
+        axes = np.indices(self.grid)
+        dims: list[int | None] = []
+        for d, (extent, block) in enumerate(zip(shape, block_shape(spec, shape), strict=True)):
+            equal = [a for a in range(len(self.grid)) if np.array_equal(index[..., d], axes[a])]
+            equal = [a for a in equal if -(-extent // block) == self.grid[a]]
+            if block >= extent and not index[..., d].any():
+                dims.append(None)
+            elif equal:
+                dims.append(equal[0])
+            else:
+                return None
+        return tuple(dims)
+
+    def _access(
+        self,
+        name: str,
+        entry: tuple[pl.BlockSpec, tuple[int, ...], bool],
+        dims: tuple[int | None, ...] | None,
+        axes: Sequence[Axis],
+        space: TileSpace,
+    ) -> AnyAccess:
+        spec, shape, write = entry
+        block = block_shape(spec, shape)
+        if dims is not None and all(
+            a is None or (axes[a].tile, axes[a].extent) == (block[d], shape[d])
+            for d, a in enumerate(dims)
+        ):
+            names = tuple(None if a is None else axes[a].name for a in dims)
+            return Access(name, shape, names, write)
+        index = block_indices(spec, self.grid, self.name, len(shape))
+        order = [i for i, axis in enumerate(space.axes) if not axis.reduction]
+        order += [i for i, axis in enumerate(space.axes) if axis.reduction]
+        index = index.transpose(*order, len(self.grid))
+        index = index.reshape(space.num_tiles, space.num_steps, len(shape))
+        lo = np.minimum(index * np.array(block), np.array(shape))
+        return BoxAccess(name, shape, lo, np.minimum(lo + np.array(block), np.array(shape)), write)
+
+
+def block_shape(spec: pl.BlockSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Elements of a block along each dimension of an operand of ``shape``; squeezed ones are 1."""
+    if spec.block_shape is None:
+        return tuple(max(extent, 1) for extent in shape)
+    sizes = []
+    for block in spec.block_shape:
+        if block is None or isinstance(block, pl.Squeezed):
+            sizes.append(1)
+        elif isinstance(block, int | np.integer):
+            sizes.append(int(block))
+        elif isinstance(block, pl.Blocked):
+            sizes.append(block.block_size)
+        else:
+            raise InputError(
+                f"block dimension {block!r} has no fixed grid of blocks; "
+                f"use an integer, None or pl.Blocked"
+            )
+    return tuple(sizes)
+
+
+def block_indices(
+    spec: pl.BlockSpec, grid: tuple[int, ...], name: str, ndim: int = 0
+) -> np.ndarray:
+    """Block index at every grid point: int64 [*grid, dims]; ``ndim`` dims if it has no map."""
+    if spec.index_map is None:
+        return np.zeros((*grid, ndim), np.int64)
+    with jax.ensure_compile_time_eval():
+        index = spec.index_map(*np.indices(grid))
+    try:
+        parts = [np.broadcast_to(np.asarray(part, np.int64), grid) for part in index]
+    except (TypeError, ValueError, jax.errors.TracerArrayConversionError) as error:
+        raise InputError(
+            f"{name}: an index map must be a function of the grid indices alone; got {index!r}"
+        ) from error
+    return np.stack(parts, axis=-1) if parts else np.zeros((*grid, 0), np.int64)
+
+
+def _varies(index: np.ndarray, axis: int) -> bool:
+    return bool(np.any(np.diff(index, axis=axis)))

@@ -1,0 +1,119 @@
+"""A product on a mesh with auto axes: the partitioner settles the shardings, then asks for it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import AxisType
+
+from syncopate_jax.importers.shardings import derive
+from syncopate_jax.ops.derived import Product, run
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def product(how: Product, tied: bool, x: jax.Array, w: jax.Array) -> jax.Array:
+    """The product of whole arrays; its gradients are sharded as ``x`` and ``w``.
+
+    ``tied``: shardings of the operands spread to the result and to each other; else the result's
+    comes from what is done with it.
+    """
+    result: jax.Array = _partitioned(how, tied)(x, w)
+    return result
+
+
+def _forward(
+    how: Product, tied: bool, x: jax.Array, w: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return product(how, tied, x, w), (x, w)
+
+
+def _backward(
+    how: Product, _tied: bool, saved: tuple[jax.Array, jax.Array], ct: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, w = saved
+    for_lhs, for_rhs = how.gradients()
+    ct = ct.astype(x.dtype)
+    d_lhs = product(how.of(for_lhs, x.dtype), False, ct, w)
+    d_rhs = product(how.of(for_rhs, w.dtype), False, x, ct)
+    return _alike(d_lhs, x), _alike(d_rhs, w)
+
+
+product.defvjp(_forward, _backward)
+
+
+@functools.cache
+def _partitioned(how: Product, tied: bool) -> Any:
+    """The product as an operation that the partitioner asks how to cut."""
+
+    @custom_partitioning
+    def product(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.einsum(how.formula, x, w, preferred_element_type=how.out_dtype)
+
+    def partition(mesh: Any, args: Any, result: Any) -> Any:
+        x, w = args
+        derived = derive(
+            how.formula,
+            x.sharding.spec,
+            w.sharding.spec,
+            result.sharding.spec,
+            shapes=(x.shape, w.shape),
+            mesh=dict(mesh.shape),
+        )
+
+        # The partitioner binds the axes; that all of them are manual it says to nobody.
+        manual = mesh.abstract_mesh.update_axis_types(
+            dict.fromkeys(mesh.axis_names, AxisType.Manual)
+        )
+
+        def local(x: jax.Array, w: jax.Array) -> jax.Array:
+            with jax.sharding.use_abstract_mesh(manual):
+                return run(derived, x, w, options=how.options, out_dtype=how.out_dtype)
+
+        return mesh, local, result.sharding, (x.sharding, w.sharding)
+
+    product.def_partition(partition=partition, sharding_rule=_rule(how.formula, tied))
+    return product
+
+
+def _rule(formula: str, tied: bool) -> str:
+    """The letters as a Shardy rule; each array's are its own unless ``tied``."""
+    operands, out = formula.split("->")
+    *given, made = [
+        " ".join(letter if tied else f"{letter}{place}" for letter in own)
+        for place, own in enumerate((*operands.split(","), out))
+    ]
+    return f"{', '.join(given)} -> {made}"
+
+
+@jax.custom_vjp
+def _alike(x: jax.Array, like: jax.Array) -> jax.Array:
+    """``x``, with a hint to the partitioner to shard it as ``like``."""
+    result: jax.Array = _first(x.ndim)(x, like)
+    return result
+
+
+_alike.defvjp(
+    lambda x, like: (_alike(x, like), like),
+    lambda like, ct: (_alike(ct, like), jnp.zeros_like(like)),
+)
+
+
+@functools.cache
+def _first(ndim: int) -> Any:
+    """An operation whose first operand the partitioner shards as the second, if nothing forbids."""
+
+    @custom_partitioning
+    def first(x: jax.Array, like: jax.Array) -> jax.Array:
+        return x
+
+    def partition(mesh: Any, args: Any, result: Any) -> Any:
+        x, like = args
+        return mesh, lambda x, like: x, x.sharding, (x.sharding, like.sharding)
+
+    letters = " ".join("abcdefghijklmnop"[:ndim])
+    first.def_partition(partition=partition, sharding_rule=f"{letters}, {letters} -> {letters}")
+    return first

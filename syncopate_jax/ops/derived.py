@@ -1,0 +1,85 @@
+"""A contraction and its moves on one rank's arrays, and what such a product is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from syncopate_jax.backends import xla
+from syncopate_jax.importers.resharding import Move
+from syncopate_jax.importers.shardings import Derived
+from syncopate_jax.ops.contraction import contract
+from syncopate_jax.ops.spec import Contraction
+from syncopate_jax.options import Options
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What a product of whole arrays is, but for their shardings.
+
+    Attributes:
+      formula: letters, as in ``jnp.einsum``.
+      options: how it is realised.
+      out_dtype: of the result.
+    """
+
+    formula: str
+    options: Options
+    out_dtype: jnp.dtype
+
+    def gradients(self) -> tuple[str, str]:
+        """The formulas of (cotangent, rhs) -> lhs and (lhs, cotangent) -> rhs."""
+        operands, out = self.formula.split("->")
+        lhs, rhs = operands.split(",")
+        return f"{out},{rhs}->{lhs}", f"{lhs},{out}->{rhs}"
+
+    def of(self, formula: str, dtype: jnp.dtype) -> Product:
+        return Product(formula, self.options, dtype)
+
+
+def run(
+    derived: Derived,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    options: Options,
+    out_dtype: jax.typing.DTypeLike,
+) -> jax.Array:
+    """A sharded contraction on one rank's arrays, where its mesh axes are bound."""
+    arrays = {"lhs": lhs, "rhs": rhs}
+    for move in derived.before:
+        if move is not derived.fused:
+            arrays[move.place] = _move(arrays[move.place], move, derived)
+    fused = derived.fused
+    axis_names = fused.axis_names if fused else ()
+    spec = contraction_of(derived)
+    out = contract(spec, arrays["lhs"], arrays["rhs"], axis_names, options, out_dtype)
+    for move in derived.after:
+        if move is not fused:
+            out = _move(out, move, derived)
+    return out
+
+
+def contraction_of(derived: Derived) -> Contraction:
+    """The product with the move that is fused with it."""
+    spec = Contraction(derived.lhs, derived.rhs, derived.out)
+    if derived.fused is None:
+        return spec
+    kind, place = derived.fused.kind, derived.fused.place
+    gather, scatter = derived.fused.gather, derived.fused.scatter
+    return replace(spec, kind=kind, place=place, gather=gather, scatter=scatter)
+
+
+def _move(x: jax.Array, move: Move, derived: Derived) -> jax.Array:
+    """A move on its own."""
+    letters = derived.letters(move.place)
+    gather = letters.index(move.gather) if move.gather else -1
+    scatter = letters.index(move.scatter) if move.scatter else -1
+    if move.kind == "slice":
+        size = x.shape[scatter] // lax.axis_size(move.axis_names)
+        at = lax.axis_index(move.axis_names) * size
+        return lax.dynamic_slice_in_dim(x, at, size, axis=scatter)
+    return xla.exchange(x, xla.Exchange(move.kind, gather, scatter), move.axis_names)

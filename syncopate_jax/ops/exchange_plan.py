@@ -1,0 +1,153 @@
+"""The plan of an operator's exchange: from a template, or the user's own once it is seen to fit."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from syncopate_jax.errors import InputError
+from syncopate_jax.ir.chunk import Box, split_points
+from syncopate_jax.ir.plan import ITEM_SIZES, Goal, Plan, Region
+from syncopate_jax.ops.blocked import Blocked
+from syncopate_jax.options import Options
+from syncopate_jax.pallas_kernels import matmul_tpu
+from syncopate_jax.registry import templates
+
+TEMPLATES = {
+    "all_gather": "all_gather_swizzle",
+    "reduce_scatter": "reduce_scatter_direct",
+    "all_reduce": "all_reduce_two_shot",
+    "all_to_all": "all_to_all_waves",
+}
+
+
+def plan_for(
+    kind: str,
+    layout: Blocked,
+    dtype: str,
+    tiles: Mapping[str, int],
+    options: Options,
+) -> Plan:
+    """The plan that ``options`` ask for, of the array that ``layout`` exchanges.
+
+    Raises:
+      InputError: it moves another array than the operator's, or moves it elsewhere.
+    """
+    usual = _from_template(TEMPLATES[kind], kind, layout, dtype, tiles, options)
+    if isinstance(options.plan, Plan):
+        plan = options.plan
+    elif options.plan in (None, TEMPLATES[kind]):
+        return usual
+    else:
+        plan = _from_template(options.plan, kind, layout, dtype, tiles, options)
+    _check_same_exchange(plan, usual, kind)
+    return plan
+
+
+def _from_template(
+    name: str,
+    kind: str,
+    layout: Blocked,
+    dtype: str,
+    tiles: Mapping[str, int],
+    options: Options,
+) -> Plan:
+    axis, pieces = _split(kind, layout, tiles, options.split or 1)
+    common: dict[str, Any] = {"dtype": dtype, "split": pieces, "split_axis": axis}
+    if kind == "all_gather":
+        common |= {"axis": layout.gather, "tensor": "x"}
+    elif kind == "all_to_all":
+        common |= {"split_from": layout.gather, "split_to": layout.scatter, "tensor": "x"}
+        common |= {"produced": layout.place == "out"}
+    elif layout.scatter >= 0:
+        common |= {"axis": layout.scatter, "tensor": "y"}
+    else:
+        common |= _uneven_shards(layout, dtype, tiles) | {"tensor": "y"}
+    template = templates.get(name)
+    unknown = set(common) - set(inspect.signature(template).parameters)
+    if unknown:
+        raise InputError(
+            f"plan: template {name!r} makes no {kind}, it takes no {', '.join(sorted(unknown))}; "
+            f"the usual one is {TEMPLATES[kind]!r}"
+        )
+    return template(layout.ranks, layout.plan_shape, **common)
+
+
+def _uneven_shards(layout: Blocked, dtype: str, tiles: Mapping[str, int]) -> dict[str, Any]:
+    """Axis, shards and pieces of an all-reduce in which no letter divides by the ranks.
+
+    Ranks share the rows by whole tiles where these are enough for all of them and lie on whole
+    registers; else they share ``b``, of which the first ranks own more than the last, or all.
+    """
+    letters, extents = layout.exchanged, layout.extents
+    rows = sublanes(dtype)
+    b, m, tile = (extents.get("b", 1), extents["m"], tiles["m"])
+    count = -(-m // tile)
+    aligned = m % rows == 0 and (tile % rows == 0 or count == 1)
+    if not aligned or -(-count // layout.ranks) * b >= -(-b // layout.ranks) * count:
+        return {"axis": max(letters.find("b"), 0)}
+    ends = [min(end * tile, m) for end in split_points(count, layout.ranks)]
+    shards = tuple(hi - lo for lo, hi in itertools.pairwise(ends))
+    return {"axis": letters.index("m"), "shards": shards, "split": 1}
+
+
+def _check_same_exchange(plan: Plan, usual: Plan, kind: str) -> None:
+    """Raises InputError unless ``plan`` moves the operator's array as the usual plan does."""
+    found, wanted = _summary(plan), _summary(usual)
+    for what, value in wanted.items():
+        if found[what] != value:
+            raise InputError(
+                f"plan {plan.name}: its {what} is {found[what]}, this {kind} needs {value}; start "
+                f"from template {TEMPLATES[kind]!r}"
+            )
+
+
+def _summary(plan: Plan) -> dict[str, object]:
+    """What two plans of one exchange have in common, in words."""
+    first = plan.tensors[0] if plan.tensors else None
+    return {
+        "number of ranks": plan.num_ranks,
+        "shape": first and first.shape,
+        "dtype": first and first.dtype,
+        "initial data": _corners(plan, plan.initial),
+        "final data": _corners(plan, plan.goals),
+        "set of ranks summed": sorted({goal.ranks for goal in plan.goals}),
+        "reduction": sorted({goal.reduce for goal in plan.goals if goal.ranks}),
+    }
+
+
+def _corners(plan: Plan, items: Iterable[Region | Goal]) -> list[str]:
+    """Per rank the smallest box around what ``items`` say of it."""
+    boxes: list[list[Box]] = [[] for _ in range(plan.num_ranks)]
+    for item in items:
+        if item.box.size:
+            boxes[item.rank].append(item.box)
+    return [
+        str(Box(tuple(map(min, *(b.lo for b in own))), tuple(map(max, *(b.hi for b in own)))))
+        if len(own) > 1
+        else "".join(map(str, own)) or "none"
+        for own in boxes
+    ]
+
+
+def sublanes(dtype: str) -> int:
+    """Rows of one register of a TPU core, on which copies of part of an array must begin and end:
+    8 of 32 bits."""
+    return 8 * 4 // min(ITEM_SIZES[dtype], 4)
+
+
+def _split(kind: str, layout: Blocked, tiles: Mapping[str, int], wanted: int) -> tuple[int, int]:
+    """The dimension to cut chunks along, and into how many pieces.
+
+    Pieces that land beside a tile, to be added to it, must hold whole tiles.
+    """
+    letters = layout.exchanged
+    axis = next(d for d, letter in enumerate(letters) if letter in matmul_tpu.MATRIX_LETTERS)
+    letter = letters[axis]
+    if kind in ("all_gather", "all_to_all"):
+        return axis, wanted
+    extent, tile = layout.extents[letter], tiles[letter]
+    whole = [p for p in range(1, wanted + 1) if extent % p == 0 and (extent // p) % tile == 0]
+    return axis, max(whole, default=1)

@@ -1,0 +1,207 @@
+"""Realising a contraction with an exchange: choosing the backend, and building its operator."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from syncopate_jax import compiler
+from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.ir.plan import Plan
+from syncopate_jax.kernel.local import PallasKernel
+from syncopate_jax.ops.blocked import Blocked, block
+from syncopate_jax.ops.exchange_plan import plan_for, sublanes
+from syncopate_jax.ops.spec import Contraction
+from syncopate_jax.options import Options
+from syncopate_jax.pallas_kernels import contraction_mosaic_gpu, matmul_tpu
+from syncopate_jax.registry import backends, templates
+from syncopate_jax.runtime import custom_call, mesh
+from syncopate_jax.runtime.operator import Operator
+
+LARGEST_TILE = {
+    "tpu": {"m": 256, "n": 256, "k": 512},
+    "mosaic_gpu": {"m": 256, "n": 256, "k": 256},
+}
+
+# Tiles that run together share blocks in a GPU's L2 if they are near in both dimensions.
+ORDER = {"tpu": "natural", "mosaic_gpu": "grouped"}
+
+
+def choose_backend(spec: Contraction, options: Options) -> str:
+    """The backend to use: as asked, or for ``auto`` what is known to be fastest, else ``xla``.
+
+    Options are checked whichever backend it is, so that what runs on one runs on all.
+    """
+    _check_options(options)
+    if spec.kind == "none":
+        return "xla"
+    if options.backend == "auto":
+        return "xla"
+    return options.backend
+
+
+def _check_options(options: Options) -> None:
+    """Raises InputError for names and letters that nothing is registered under."""
+    if options.backend != "auto":
+        backends.get(options.backend)
+    if options.target is not None and options.target not in LARGEST_TILE:
+        known = ", ".join(LARGEST_TILE)
+        raise InputError(
+            f"target: no local kernel is written for {options.target!r}; known: {known}"
+        )
+    if isinstance(options.plan, str):
+        templates.get(options.plan)
+    elif options.plan is not None and not isinstance(options.plan, Plan):
+        raise InputError(
+            f"plan: needs a Plan, the name of a plan template or None, found {options.plan!r}"
+        )
+    unknown = set(options.tile_sizes) - set(matmul_tpu.MATRIX_LETTERS)
+    if unknown:
+        known = ", ".join(sorted(matmul_tpu.MATRIX_LETTERS))
+        raise InputError(f"tiles: {sorted(unknown)} are no letters; known: {known}")
+
+
+def contract(
+    spec: Contraction,
+    axis_names: tuple[str, ...],
+    options: Options,
+    out_dtype: jnp.dtype,
+    lhs: jax.Array,
+    rhs: jax.Array,
+) -> jax.Array:
+    """``spec`` as one fused call; arguments as in ``contraction.contract``."""
+    ranks = mesh.ranks(axis_names)
+    if 0 in (*lhs.shape, *rhs.shape):
+        raise UnsupportedError(
+            f"a fused {spec.kind} of empty operands {lhs.shape} and {rhs.shape} has nothing to "
+            f"compute; use backend 'xla'"
+        )
+    if lhs.dtype == jnp.float64 or out_dtype == jnp.float64:
+        raise UnsupportedError(
+            f"a fused {spec.kind} adds in float32, which would lose half of float64's digits; use "
+            f"backend 'xla'"
+        )
+    layout = block(spec, lhs.shape, rhs.shape, ranks)
+    operator, layout = build(spec.kind, layout, str(lhs.dtype), str(out_dtype), axis_names, options)
+    operands = (x.reshape(layout.operand_shape(p)) for p, x in (("lhs", lhs), ("rhs", rhs)))
+    (out,) = operator(*operands)
+    if spec.kind != "all_reduce":  # one rank's share of a sum over one rank looks like the sum
+        out, _ = custom_call.vary_alike((out, lhs))
+    return out.reshape(layout.result)
+
+
+@functools.lru_cache(maxsize=512)
+def build(
+    kind: str,
+    layout: Blocked,
+    dtype: str,
+    out_dtype: str,
+    axis_names: tuple[str, ...],
+    options: Options,
+) -> tuple[Operator, Blocked]:
+    """The operator of a blocked contraction, and the layout of its operands; memoised."""
+    target = options.target or "tpu"
+    make = prepare_gpu if target == "mosaic_gpu" else prepare
+    layout, kernel, plan = make(kind, layout, LARGEST_TILE[target], dtype, out_dtype, options)
+    launch = options.launched.using(folded=mesh.is_folded(axis_names))
+    operator = compiler.compile(
+        kernel,
+        plan,
+        {plan.tensors[0].name: layout.place},
+        axis_name=axis_names,
+        backend=options.backend,
+        target=target,
+        order=options.order or ORDER[target],
+        launch=launch,
+    )
+    return operator, layout
+
+
+def prepare(
+    kind: str,
+    layout: Blocked,
+    largest: Mapping[str, int],
+    dtype: str,
+    out_dtype: str,
+    options: Options,
+) -> tuple[Blocked, PallasKernel, Plan]:
+    """Layout, local kernel and plan of a contraction, with tiles of at most ``largest``."""
+    moved = dtype if layout.place != "out" else out_dtype
+    asked = options.tile_sizes
+    if kind == "all_reduce" and layout.scatter < 0:
+        asked = tiles_to_share(layout, largest, sublanes(moved)) | asked
+    tiles = choose_tiles(layout, largest, asked)
+    if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
+        layout = layout.ungrouped()
+    plan = plan_for(kind, layout, moved, tiles, options)
+    kernel = matmul_tpu.matmul(
+        layout.lhs,
+        layout.rhs,
+        layout.out,
+        layout.extents,
+        tiles=tiles,
+        dtype=dtype,
+        out_dtype=out_dtype,
+    )
+    return layout, kernel, plan
+
+
+def tiles_to_share(layout: Blocked, largest: Mapping[str, int], rows: int) -> dict[str, int]:
+    """A tile of ``m``, a multiple of ``rows``, of which there is one for each rank if possible.
+
+    Nothing is said of rows that are not such a multiple, nor where ``b`` is enough for all ranks.
+    """
+    m, ranks = layout.extents["m"], layout.ranks
+    if m % rows or layout.extents.get("b", 1) >= ranks:
+        return {}
+    most = max(largest["m"] // rows, 1)
+    return {"m": min(-(-m // (ranks * rows)), most) * rows}
+
+
+def prepare_gpu(
+    kind: str,
+    layout: Blocked,
+    largest: Mapping[str, int],
+    dtype: str,
+    out_dtype: str,
+    options: Options,
+) -> tuple[Blocked, PallasKernel, Plan]:
+    """As ``prepare``, for the tensor cores of a GPU: tiles of a fixed size, cut by the edge."""
+    tiles, config = contraction_mosaic_gpu.choose_config(
+        layout.lhs, layout.out, layout.extents, options.tile_sizes, out_dtype
+    )
+    if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
+        layout = layout.ungrouped()
+    moved = dtype if layout.place != "out" else out_dtype
+    plan = plan_for(kind, layout, moved, tiles, options)
+    kernel = contraction_mosaic_gpu.contraction(
+        layout.lhs,
+        layout.rhs,
+        layout.out,
+        layout.extents,
+        config=config,
+        dtype=dtype,
+        out_dtype=out_dtype,
+    )
+    return layout, kernel, plan
+
+
+def choose_tiles(
+    layout: Blocked, largest: Mapping[str, int], asked: Mapping[str, int]
+) -> dict[str, int]:
+    """Tile size of each matrix letter: as asked, else the largest divisor up to ``largest``.
+
+    A letter that is not reduced and has no divisor near ``largest`` is cut raggedly instead.
+    """
+    tiles = {}
+    for letter, most in largest.items():
+        extent = layout.extents[letter]
+        size = min(asked.get(letter, most), extent)
+        divisor = next(d for d in range(size, 0, -1) if extent % d == 0)
+        reduced = letter not in layout.out
+        keep = letter in asked or (not reduced and divisor < size // 2)
+        tiles[letter] = size if keep and not (reduced and extent % size) else divisor
+    return tiles

@@ -1,0 +1,101 @@
+"""What the operators share: checking their arguments and folding leading dimensions into one."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from syncopate_jax.errors import InputError
+from syncopate_jax.ops.contraction import contract
+from syncopate_jax.ops.spec import Contraction
+from syncopate_jax.options import Options
+from syncopate_jax.runtime import mesh
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def matmul_like(
+    operator: str,
+    x: jax.Array,
+    w: jax.Array,
+    spec: Contraction,
+    axis_name: str | tuple[str, ...],
+    preferred_element_type: jax.typing.DTypeLike | None,
+    options: Options,
+) -> jax.Array:
+    """``spec`` applied to ``x`` [..., rows, columns] and ``w`` [rows, columns].
+
+    ``spec`` is written for letters ``b`` (all leading dimensions of ``x`` as one), ``m``, ``k``
+    and ``n``. Raises InputError naming ``operator`` when shapes, dtypes or options do not fit.
+    """
+    check_arrays(operator, x, w)
+    out_dtype = result_dtype(operator, preferred_element_type, x, w)
+    names = mesh.axis_tuple(axis_name, caller=operator)
+    mesh.require_bound(names, caller=operator)
+    _check_sizes(operator, spec, x, w, mesh.ranks(names))
+    folded = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
+    out = contract(spec, folded, w, names, options, out_dtype)
+    return out.reshape(*x.shape[:-2], *out.shape[1:])
+
+
+def check_arrays(operator: str, x: jax.Array, w: jax.Array) -> None:
+    """Raises InputError unless ``x`` is [..., rows, columns] and ``w`` [rows, columns]."""
+    for name, array, least in (("x", x, 2), ("w", w, 2)):
+        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+            raise InputError(f"{operator}: {name} must be an array, found {type(array).__name__}")
+        if array.ndim < least or (name == "w" and array.ndim != 2):
+            wanted = "[rows, columns]" if name == "w" else "[..., rows, columns]"
+            raise InputError(f"{operator}: {name} must be {wanted}, found shape {array.shape}")
+        if str(array.dtype) not in DTYPES:
+            raise InputError(
+                f"{operator}: {name} has dtype {array.dtype}; needs one of {', '.join(DTYPES)}"
+            )
+
+
+def result_dtype(
+    operator: str, asked: jax.typing.DTypeLike | None, x: jax.Array, w: jax.Array
+) -> jnp.dtype:
+    """The dtype asked for, or that of the promoted operands; raises InputError on others."""
+    if asked is None:
+        return jnp.promote_types(x.dtype, w.dtype)
+    try:
+        name = jnp.dtype(asked).name
+    except TypeError:
+        name = repr(asked)
+    if name not in DTYPES:
+        raise InputError(
+            f"{operator}: preferred_element_type is {name}; needs one of {', '.join(DTYPES)}"
+        )
+    return jnp.dtype(name)
+
+
+def _check_sizes(operator: str, spec: Contraction, x: jax.Array, w: jax.Array, ranks: int) -> None:
+    """Contracted extents agree once the exchange has happened; scattered ones divide."""
+    sizes = {"x": dict(zip(spec.lhs[-2:], x.shape[-2:], strict=True))}
+    sizes["w"] = dict(zip(spec.rhs, w.shape, strict=True))
+    of = {"lhs": "x", "rhs": "w"}.get(spec.place)
+    if of is not None:
+        if spec.scatter:
+            _divide(operator, of, spec.scatter, sizes[of], ranks)
+        if spec.gather:
+            sizes[of][spec.gather] *= ranks
+    for letter in set(sizes["x"]) & set(sizes["w"]):
+        if sizes["x"][letter] != sizes["w"][letter]:
+            gathered = f" (x and w as exchanged over {ranks} ranks)" if of else ""
+            raise InputError(
+                f"{operator}: contracted dimensions differ: x {x.shape} gives "
+                f"{sizes['x'][letter]}, w {w.shape} gives {sizes['w'][letter]}{gathered}"
+            )
+    if of is None and spec.scatter:
+        _divide(operator, "the result", spec.scatter, sizes["x"] | sizes["w"], ranks)
+
+
+def _divide(operator: str, what: str, letter: str, sizes: dict[str, int], ranks: int) -> None:
+    if sizes[letter] % ranks:
+        raise InputError(
+            f"{operator}: dimension {letter} of {what} is scattered over {ranks} ranks, "
+            f"which does not divide its extent {sizes[letter]}; pad it to a multiple of {ranks}"
+        )
+    sizes[letter] //= ranks

@@ -1,0 +1,115 @@
+"""Operator: a matrix product under plain ``jit``, its communication read from the shardings.
+
+On a mesh whose axes are *explicit* (what ``jax.make_mesh`` makes), the shardings are part of the
+operands' types, and the product becomes a ``shard_map`` at trace time. On *auto* axes they are
+settled by the partitioner, which asks this operator for the product of what it settled on
+(``jax.experimental.custom_partitioning``). Either way the moves are ``shardings.derive``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from syncopate_jax.errors import InputError, MeshError, UnsupportedError
+from syncopate_jax.ops import auto_axes, explicit_axes
+from syncopate_jax.ops.derived import Product
+from syncopate_jax.ops.operands import check_arrays, result_dtype
+from syncopate_jax.options import Options
+from syncopate_jax.runtime import mesh as runtime_mesh
+
+
+def matmul(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    out_sharding: PartitionSpec | NamedSharding | None = None,
+    preferred_element_type: jax.typing.DTypeLike | None = None,
+    backend: str = "auto",
+    target: str | None = None,
+    split: int | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> jax.Array:
+    """``x @ w`` of sharded arrays outside ``shard_map``, its communication fused with it.
+
+    The moves are those of ``docs/shardings.md``: a sharded operand is moved as ``out_sharding``
+    needs it and no more. The gradients are such products too, sharded as the operands are.
+
+    Args:
+      x: [..., M, K].
+      w: [K, N].
+      out_sharding: of the result. By default rows are sharded as those of ``x`` and columns as
+        those of ``w``, but for the axes that the rows have; on auto axes, as the partitioner
+        likes.
+      preferred_element_type: dtype of the result; default that of the promoted operands.
+      backend, target, split, tiles: as in ``syncopate_jax.options.Options``.
+
+    Returns:
+      [..., M, N].
+
+    Raises:
+      InputError: when shapes, dtypes, shardings or options do not fit; the message has the numbers.
+      UnsupportedError: a fused backend on auto axes of CPU devices, where it is interpreted.
+      MeshError: inside ``shard_map``, where arrays are one rank's and the other operators serve.
+    """
+    check_arrays("matmul", x, w)
+    out_dtype = result_dtype("matmul", preferred_element_type, x, w)
+    if x.shape[-1] != w.shape[0]:
+        raise InputError(
+            f"matmul: contracted dimensions differ: x {x.shape} gives {x.shape[-1]}, w {w.shape} "
+            f"gives {w.shape[0]}"
+        )
+    mesh = explicit_axes.surrounding_mesh(x, w)
+    if mesh.manual_axes:
+        raise MeshError(
+            f"matmul was called inside jax.shard_map over {', '.join(mesh.manual_axes)}, where "
+            f"arrays are one rank's; use all_gather_matmul and its like there"
+        )
+    letters = "abcdefghij"[: x.ndim - 2]
+    how = Product(
+        f"{letters}mk,kn->{letters}mn",
+        Options(backend=backend, target=target, split=split, tiles=tiles),
+        jnp.dtype(out_dtype),
+    )
+    dtype = jnp.promote_types(x.dtype, w.dtype)
+    x, w = x.astype(dtype), w.astype(dtype)
+    if explicit_axes.explicit_axes(mesh):
+        out = _spec_of(out_sharding)
+        lhs, rhs = jax.typeof(x).sharding.spec, jax.typeof(w).sharding.spec
+        out = _default(lhs, rhs, x.ndim) if out is None else out
+        return explicit_axes.product(how, lhs, rhs, out, x, w)
+    if backend not in ("auto", "xla") and runtime_mesh.platform() == "cpu":
+        raise UnsupportedError(
+            f"matmul: backend {backend!r} is interpreted on the CPU, where calls must keep the "
+            f"program's order, and the partitioner of auto axes keeps none; use backend 'xla', or "
+            f"a mesh with explicit axes"
+        )
+    y = auto_axes.product(how, out_sharding is None, x, w)
+    return y if out_sharding is None else lax.with_sharding_constraint(y, out_sharding)
+
+
+def _spec_of(sharding: PartitionSpec | NamedSharding | None) -> PartitionSpec | None:
+    if sharding is None or isinstance(sharding, PartitionSpec):
+        return sharding
+    if isinstance(sharding, NamedSharding):
+        return sharding.spec
+    raise InputError(
+        f"matmul: out_sharding must be a PartitionSpec or NamedSharding, found {sharding!r}"
+    )
+
+
+def _default(x: PartitionSpec, w: PartitionSpec, ndim: int) -> PartitionSpec:
+    """Rows as in ``x``, columns as in ``w`` without the axes that rows have."""
+    rows = (*x, *(None,) * ndim)[: ndim - 1]
+    used = {axis for entry in rows for axis in _axes(entry)}
+    columns = tuple(axis for axis in _axes((*w, None, None)[1]) if axis not in used)
+    return PartitionSpec(*rows, columns or None)
+
+
+def _axes(entry: Any) -> tuple[str, ...]:
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)

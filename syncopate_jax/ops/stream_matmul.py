@@ -1,0 +1,188 @@
+"""Operator: a matrix product one of whose operands is streamed from host memory as it is needed.
+
+The copy engine brings the operand in by chunks of rows (of ``x``) or columns (of ``w``); the kernel
+of the same call computes the tiles of a chunk once its flag is up, in the order of the chunks. The
+operand never waits in device memory as a whole before the product begins, as it does with weight or
+activation offloading by ``jax.device_put``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.native import build, copies
+from syncopate_jax.pallas_kernels import matmul_mosaic_gpu
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
+from syncopate_jax.runtime import custom_call
+
+NAME = "stream_matmul"
+CHUNKS = 16
+# Of the H200 and of every full Hopper part; used where a program is lowered without the device.
+_HOPPER_SMS = 132
+
+
+def stream_matmul(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    chunks: int = CHUNKS,
+    w_transposed: bool = False,
+    preferred_element_type: jax.typing.DTypeLike | None = None,
+    config: MatmulConfig | None = None,
+    num_sms: int | None = None,
+) -> jax.Array:
+    """``x @ w`` where ``x`` or ``w`` lives in pinned host memory (paper section 5.2, copy engine).
+
+    Put the operand there with ``jax.device_put(x, jax.sharding.SingleDeviceSharding(device,
+    memory_kind="pinned_host"))``; it may be an argument of the surrounding ``jax.jit``.
+
+    Args:
+      x: [M, K]; chunks are bands of rows where it is the one in host memory.
+      w: [K, N], or [N, K] if ``w_transposed``; chunks are bands along N where it is. A weight that
+        is streamed should be [N, K]: bands of it lie together, those of [K, N] are copied row by
+        row at a fraction of the speed.
+      chunks: pieces the operand comes in, at most one a row (or column) of tiles. More of them
+        begin and end sooner, fewer reuse the other operand better.
+      preferred_element_type: dtype of the result; default that of the operands.
+      config: how the kernel is cut; see ``MatmulConfig``.
+      num_sms: multiprocessors to use; default all of the device's.
+
+    Returns:
+      [M, N] in device memory.
+
+    Raises:
+      InputError: shapes, dtypes or ``chunks`` do not fit, or not exactly one operand lives in
+        host memory.
+      UnsupportedError: no C++ compiler for the copy engine's handlers; says what to install.
+    """
+    side = _check(x, w, chunks, w_transposed)
+    if reason := build.missing():
+        raise UnsupportedError(f"{NAME}: {reason}")
+    out = jnp.dtype(preferred_element_type or x.dtype)
+    config = config or MatmulConfig()
+    how = _How(side, w_transposed, chunks, out, config, num_sms)
+    (y,) = custom_call.fused_call(
+        functools.partial(_emit, how=how),
+        x,
+        w,
+        out_types=[jax.ShapeDtypeStruct((x.shape[0], w.shape[0 if w_transposed else 1]), out)],
+        axis_names=(),
+        name=NAME,
+        key=(NAME, how),
+        ordered=False,  # on the CPU no kernel is interpreted here
+    )
+    return y
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _How:
+    """What a call does: which operand is streamed (0 or 1), and the arguments."""
+
+    side: int
+    w_transposed: bool
+    chunks: int
+    out_dtype: jnp.dtype
+    config: MatmulConfig
+    num_sms: int | None
+
+
+def _check(x: jax.Array, w: jax.Array, chunks: int, w_transposed: bool) -> int:
+    """Which operand is streamed, 0 or 1; raises InputError where the operands do not fit."""
+    depth = 1 if w_transposed else 0
+    if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[depth] or 0 in (*x.shape, *w.shape):
+        raise InputError(
+            f"{NAME}: needs x [M, K] and w {'[N, K]' if w_transposed else '[K, N]'}, found "
+            f"{x.shape} and {w.shape}"
+        )
+    if x.dtype != w.dtype:
+        raise InputError(f"{NAME}: x is {x.dtype} and w is {w.dtype}; cast one of them")
+    if chunks < 1:
+        raise InputError(f"{NAME}: chunks needs at least 1, found {chunks}")
+    hosted = [jax.typeof(a).memory_space == jax.memory.Space.Host for a in (x, w)]
+    if sum(hosted) != 1:
+        raise InputError(
+            f"{NAME}: exactly one operand must live in host memory, found "
+            f"{'both' if hosted[0] else 'neither'} there; move it with jax.device_put(operand, "
+            f"jax.sharding.SingleDeviceSharding(device, memory_kind='pinned_host'))"
+        )
+    return hosted.index(True)
+
+
+def chunk_bounds(tiles: int, chunks: int) -> list[int]:
+    """Where each chunk starts, in tiles, and the end; sizes differ by at most one."""
+    chunks = min(chunks, tiles)
+    return [tiles * c // chunks for c in range(chunks + 1)]
+
+
+def tile_table(tiles: tuple[int, int], bounds: Sequence[int], side: int) -> np.ndarray:
+    """[tiles, 3] int32 (m, n, chunk): chunk by chunk, each walked along the other dimension.
+
+    The walk turns round from chunk to chunk, so that what of the other operand is still in the
+    cache is used first.
+    """
+    rows = []
+    for chunk, (lo, hi) in enumerate(itertools.pairwise(bounds)):
+        other = range(tiles[1 - side])
+        for across in other if chunk % 2 == 0 else reversed(other):
+            for along in range(lo, hi):
+                rows.append((along, across, chunk) if side == 0 else (across, along, chunk))
+    return np.array(rows, np.int32)
+
+
+def stream_call(
+    shape: tuple[int, ...], itemsize: int, bounds: Sequence[int], tile: int, axis: int
+) -> copies.Call:
+    """The copies of an operand of ``shape``, a flag a chunk of whole tiles along ``axis``."""
+    found = []
+    for chunk, (lo, hi) in enumerate(itertools.pairwise(bounds)):
+        corner, box = [0, 0], list(shape)
+        corner[axis] = lo * tile
+        box[axis] = min(hi * tile, shape[axis]) - corner[axis]
+        (row,) = copies.box_rows(itemsize, (shape, corner), (shape, corner), box)
+        src, src_pitch, dst, dst_pitch, width, count = row
+        place = (src, src_pitch, 0, dst, dst_pitch, width, count)
+        found.append(copies.Copy(0, 0, 0, *place, chunk, 1, lane=1))
+    return copies.Call(NAME, 1, tuple(found), len(bounds) - 1, joined=False)
+
+
+def _emit(x: jax.Array, w: jax.Array, *, platform: str, how: _How) -> list[jax.Array]:
+    config, side = how.config, how.side
+    streamed, axis = (x, w)[side], int(side == 1 and not how.w_transposed)
+    shape = (x.shape[0], w.shape[0 if how.w_transposed else 1])
+    tiles = config.tiles(*shape)
+    tile = (config.tile_m * config.cluster_m, config.tile_n * config.cluster_n)[side]
+    bounds = chunk_bounds(tiles[side], how.chunks)
+    call = stream_call(streamed.shape, streamed.dtype.itemsize, bounds, tile, axis)
+    device = jax.ShapeDtypeStruct(streamed.shape, streamed.dtype)
+    (arriving,), flags = copies.start(call, jnp.zeros(2, jnp.int32), [streamed], [device])
+    operands = [x, w]
+    operands[side] = arriving
+    if platform == "cpu":
+        (operands[side],) = copies.wait(call, flags, jnp.asarray(call.wanted()[0]), [arriving])
+        right = operands[1].T if how.w_transposed else operands[1]
+        product = jnp.dot(operands[0], right, preferred_element_type=jnp.float32)
+        return [product.astype(how.out_dtype)]
+    product = matmul_mosaic_gpu.matmul(
+        *operands,
+        config=config,
+        num_sms=how.num_sms or _multiprocessors(),
+        out_dtype=how.out_dtype,
+        w_transposed=how.w_transposed,
+        table=jnp.asarray(tile_table(tiles, bounds, side)),
+        flags=flags,
+    )
+    return [product]
+
+
+def _multiprocessors() -> int:
+    device: Any = jax.local_devices()[0]
+    return device.core_count if device.platform == "gpu" else _HOPPER_SMS

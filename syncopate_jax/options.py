@@ -1,0 +1,114 @@
+"""The knobs that every operator takes, as one hashable value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from syncopate_jax.errors import InputError
+
+ORDERS = ("natural", "grouped", "snake")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a fused GPU kernel may use of a device, and how ranks are laid on it.
+
+    Attributes:
+      sms: CTAs of a launch, one a multiprocessor; None: as many as the device has.
+      communicating: CTAs of a rank that only communicate, for backends that have such; None: the
+        backend's usual number.
+      watchdog_us: for development: a wait that takes longer, in microseconds, is given up, and the
+        call raises an error that names it; 0: waits are never given up.
+      folded: all ranks run in one launch on one device, which they share.
+    """
+
+    sms: int | None = None
+    communicating: int | None = None
+    watchdog_us: int = 0
+    folded: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("sms", 1), ("communicating", 0), ("watchdog_us", 0)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise InputError(f"launch: {name} needs at least {least}, found {value!r}")
+
+    def ctas(self, ranks: int) -> int:
+        """CTAs of a rank."""
+        if self.sms is None:
+            raise InputError(
+                "launch: the device's multiprocessors are not known; give Launch(sms=…)"
+            )
+        return self.sms // ranks if self.folded else self.sms
+
+    def using(self, **changes: Any) -> Launch:
+        """This launch with some fields changed."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How an operator is realised; the result's value does not depend on it.
+
+    Attributes:
+      backend: how chunks are moved, or ``auto``: the fastest known for the shape.
+      target: what the local kernel is written in; None: what the platform runs.
+      plan: a Plan, the name of a plan template, or None for the operator's usual template.
+      split: pieces each rank's chunk is cut into; None lets the operator choose. Where partial
+        results are added it is lowered to the next number that gives whole tiles.
+      tiles: tile sizes by letter (``{"m": 128, "n": 128, "k": 64}``), in elements, kept as sorted
+        pairs; letters left out take the target's default.
+      order: order of the tiles inside a chunk: ``natural``, ``grouped`` or ``snake``; None: the
+        target's usual.
+      launch: of GPU kernels.
+    """
+
+    backend: str = "auto"
+    target: str | None = None
+    plan: Any = None
+    split: int | None = None
+    tiles: Mapping[str, int] | tuple[tuple[str, int], ...] | None = ()
+    order: str | None = None
+    launch: Launch | None = None
+
+    def __post_init__(self) -> None:
+        for name, asked in (("backend", self.backend), ("target", self.target)):
+            if not isinstance(asked, str) and (name, asked) != ("target", None):
+                raise InputError(f"{name}: needs a name, found {asked!r}")
+        object.__setattr__(self, "launch", self.launch or Launch())
+        if self.split is not None and not _is_count(self.split):
+            raise InputError(f"split: needs an integer of at least 1 or None, found {self.split!r}")
+        given: Any = self.tiles or {}
+        try:
+            tiles = dict(given)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"tiles: needs a mapping of letters to sizes, found {given!r}"
+            ) from error
+        for letter, size in tiles.items():
+            if not _is_count(size):
+                raise InputError(f"tiles: {letter} needs an integer of at least 1, found {size!r}")
+        object.__setattr__(self, "tiles", tuple(sorted(tiles.items())))
+        if self.order is not None and self.order not in ORDERS:
+            raise InputError(f"order: needs one of {', '.join(ORDERS)}, found {self.order!r}")
+
+    @property
+    def tile_sizes(self) -> dict[str, int]:
+        """``tiles`` as a dictionary."""
+        pairs: Any = self.tiles
+        return dict(pairs)
+
+    @property
+    def launched(self) -> Launch:
+        """``launch``, the default filled in."""
+        return self.launch or Launch()
+
+    def using(self, **changes: Any) -> Options:
+        """These options with some changed."""
+        return replace(self, **changes)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -1,0 +1,1 @@
+"""Pure rewrites from plan to plan, one a file; none changes what a plan computes."""

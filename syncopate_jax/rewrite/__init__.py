@@ -1,0 +1,1 @@
+"""Rewriting traced programs: collectives beside dots become fused operators."""

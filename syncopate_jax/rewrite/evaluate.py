@@ -1,0 +1,223 @@
+"""Running a traced program with its pairs swapped for operators, and all else as it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from syncopate_jax.ops import explicit_axes
+from syncopate_jax.ops.contraction import contract
+from syncopate_jax.ops.derived import contraction_of
+from syncopate_jax.options import Options
+from syncopate_jax.rewrite import graph as graphs
+from syncopate_jax.rewrite.fusable import refusal
+from syncopate_jax.rewrite.graph import COLLECTIVES, Graph, Node, Value, varying
+from syncopate_jax.rewrite.pairs import Operand, Place, Swap, match
+from syncopate_jax.rewrite.report import Left, Replaced, Report
+from syncopate_jax.rewrite.typed_dots import TypedDot, match_typed
+from syncopate_jax.runtime import custom_call
+
+OPAQUE = ("custom_jvp_call", "custom_vjp_call")
+"""Calls with a gradient rule of their own, which a change inside would leave behind."""
+
+Function = Callable[..., list[Any]]
+
+
+@dataclass(eq=False, slots=True)
+class Rewriter:
+    """Rewrites jaxprs, nested ones first, and keeps the account of what it did."""
+
+    options: Options
+    replaced: list[Replaced] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+
+    def report(self) -> Report:
+        return Report(tuple(self.replaced), tuple(self.left))
+
+    def rewrite(self, jaxpr: Any, place: Place | None) -> Function | None:
+        """A function of the jaxpr's inputs that does the same; None if nothing was replaced.
+
+        ``place`` is None outside ``shard_map``.
+        """
+        program = graphs.read(jaxpr, inline=place is not None)
+        swaps: dict[Node, Swap] = {}
+        typed: dict[Node, TypedDot] = {}
+        gone: set[Node] = set()
+        inner: dict[Node, Callable[..., list[Any]]] = {}
+        for node in program.nodes:
+            if place is not None and node.name in COLLECTIVES:
+                self._pair(node, place, swaps, gone)
+            elif place is None and node.name == "dot_general":
+                self._typed(node, typed, gone)
+            elif graphs.bodies(node) and (run := self._enter(node, place)) is not None:
+                inner[node] = run
+        if not swaps and not typed and not inner:
+            return None
+        return _Program(program, swaps, typed, gone, inner, self.options).run
+
+    def _pair(self, node: Node, place: Place, swaps: dict[Node, Swap], gone: set[Node]) -> None:
+        found = match(node, place)
+        if isinstance(found, Swap) and found.dot in gone:
+            found = f"its dot, at {found.dot.source}, is already one operator with another"
+        if isinstance(found, Swap) and (reason := self._unfusable(found, place)):
+            found = reason
+        if isinstance(found, str):
+            self.left.append(Left(node.name, found, node.source))
+            return
+        swaps[found.at] = found
+        gone.update(found.gone)
+        self.replaced.append(
+            Replaced(node.name, found.spec, found.axis_names, node.source, found.dot.source)
+        )
+
+    def _typed(self, node: Node, typed: dict[Node, TypedDot], gone: set[Node]) -> None:
+        found = match_typed(node, self.options)
+        if isinstance(found, str):
+            self.left.append(Left(node.name, found, node.source))
+        elif found is not None:
+            typed[node] = found
+            gone.update(found.gone)
+            move = found.derived.fused
+            assert move is not None
+            spec = contraction_of(found.derived)
+            written = found.gone[-1] if found.gone else node
+            self.replaced.append(
+                Replaced(written.name, spec, move.axis_names, written.source, node.source)
+            )
+
+    def _unfusable(self, swap: Swap, place: Place) -> str | None:
+        """Why the backend that was asked for cannot do what ``xla`` could; None if it can."""
+        if self.options.backend not in ("auto", "xla") and place.automatic:
+            axes = ", ".join(place.automatic)
+            return f"a fused launch spans all devices, and shard_map left {axes} to the compiler"
+        shapes = (swap.lhs.shape, swap.rhs.shape)
+        ranks = math.prod(place.sizes[name] for name in swap.axis_names)
+        dtypes = (jnp.dtype(swap.dot.inputs[0].aval.dtype), swap.out_dtype)
+        return refusal(swap.spec, shapes, ranks, dtypes, swap.axis_names, self.options)
+
+    def _enter(self, node: Node, place: Place | None) -> Function | None:
+        """An operation whose bodies were rewritten; None if nothing in them was replaced."""
+        if node.name in OPAQUE:
+            self._leave(node, place)
+            return None
+        if node.name == "shard_map":
+            return self._shard_map(node)
+        runs = {
+            name: [(self.rewrite(jaxpr, place), jaxpr) for jaxpr in jaxprs]
+            for name, jaxprs in graphs.bodies(node).items()
+        }
+        if all(run is None for pairs in runs.values() for run, _ in pairs):
+            return None
+
+        def bind(*args: Any) -> list[Any]:
+            # Only now: bodies are traced where their mesh axes are bound.
+            changed = {}
+            for name, pairs in runs.items():
+                new = tuple(j if run is None else graphs.retrace(run, j) for run, j in pairs)
+                changed[name] = new if isinstance(node.params[name], tuple) else new[0]
+            return node.bind(args, changed)
+
+        return bind
+
+    def _leave(self, node: Node, place: Place | None) -> None:
+        """Accounts for the collectives inside a call that is not entered."""
+        reason = f"it is inside a {node.name}, whose gradient is a rule of its own"
+        for jaxprs in graphs.bodies(node).values():
+            for jaxpr in jaxprs:
+                for found in graphs.read(jaxpr, inline=True).nodes:
+                    if place is not None and found.name in COLLECTIVES:
+                        self.left.append(Left(found.name, reason, found.source))
+                    self._leave(found, place)
+
+    def _shard_map(self, node: Node) -> Function | None:
+        params = node.params
+        mesh, manual = params["mesh"], params["newly_manual_axes"]
+        place = _place(mesh, {*manual, *mesh.manual_axes}, params["check_vma"])
+        run = self.rewrite(params["jaxpr"], place)
+        if run is None:
+            return None
+        mapped = jax.shard_map(
+            lambda *args: tuple(run(*args)),
+            mesh=mesh,
+            in_specs=tuple(params["in_specs"]),
+            out_specs=tuple(params["out_specs"]),
+            axis_names=set(manual),
+            check_vma=params["check_vma"],
+        )
+        return lambda *args: list(mapped(*args))
+
+
+def surrounding_place() -> Place | None:
+    """Where the caller is traced: None outside ``shard_map``."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.manual_axes:
+        return None
+    return _place(mesh, set(mesh.manual_axes), custom_call.tracks_varying_axes())
+
+
+def _place(mesh: Any, manual: set[str], tracked: bool) -> Place:
+    sizes = dict(mesh.shape)
+    automatic = tuple(sorted(x for x in sizes if x not in manual and sizes[x] > 1))
+    return Place(sizes, automatic, tracked)
+
+
+@dataclass(eq=False, slots=True)
+class _Program:
+    graph: Graph
+    swaps: dict[Node, Swap]
+    typed: dict[Node, TypedDot]
+    gone: set[Node]
+    inner: dict[Node, Function]
+    options: Options
+
+    def run(self, *args: Any) -> list[Any]:
+        known = dict(zip(self.graph.inputs, args, strict=True))
+
+        def look(value: Value) -> Any:
+            return known.get(value, value.known)
+
+        for node in self.graph.nodes:
+            if node in self.swaps:
+                with node.context():
+                    outs = [self._operator(self.swaps[node], node.outputs[0], look)]
+            elif node in self.typed:
+                found = self.typed[node]
+                with node.context():
+                    x, w = map(look, found.operands)
+                    outs = [explicit_axes.product(found.product, *found.specs, x, w)]
+            elif node in self.gone:
+                continue
+            elif node in self.inner:
+                outs = self.inner[node](*map(look, node.inputs))
+            else:
+                outs = node.bind([look(value) for value in node.inputs])
+            known.update(zip(node.outputs, outs, strict=True))
+        return [look(value) for value in self.graph.outputs]
+
+    def _operator(self, swap: Swap, out: Value, look: Callable[[Value], Any]) -> Any:
+        def operand(of: Operand) -> jax.Array:
+            x = look(of.value)
+            for step in of.steps:
+                x = step.apply(x, *map(look, step.others))
+            return x.reshape(of.shape)
+
+        lhs, rhs = operand(swap.lhs), operand(swap.rhs)
+        x = contract(swap.spec, lhs, rhs, swap.axis_names, self.options, swap.out_dtype)
+        x = x.reshape(swap.shape)
+        for step in swap.steps:
+            x = step.apply(x, *map(look, step.others))
+        return _typed(x, out)
+
+
+def _typed(x: jax.Array, out: Value) -> jax.Array:
+    """``x`` varying over the axes that the program's own value varies over."""
+    if not custom_call.tracks_varying_axes():
+        return x
+    missing = varying(out) - jax.typeof(x).manual_axis_type.varying
+    return lax.pcast(x, tuple(sorted(missing)), to="varying") if missing else x

@@ -1,0 +1,182 @@
+"""A jaxpr as a graph whose values know their uses, with small calls written out in place.
+
+Private parts of JAX in use, read at 0.11.2 and 0.12.0.1, all of them in this file: the source
+lines and name stack of an equation (``source_info_util``) and the context that an equation was
+traced in (``JaxprEqn.ctx``), which ``jax.extend.core`` shows but does not let one restore.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax._src import source_info_util as jax_source
+from jax.extend import core as extend_core
+
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_invariant",
+    "all_gather_reduced",
+    "all_to_all",
+    "pmax",
+    "pmin",
+    "ppermute",
+    "psum",
+    "psum_invariant",
+    "ragged_all_to_all",
+    "reduce_scatter",
+    "unreduced_psum",
+    "unreduced_reduce_scatter",
+)
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """One value of a program.
+
+    Attributes:
+      aval: its type.
+      node: what computes it; None for inputs and constants.
+      known: what a constant or literal is; None for others.
+      uses: the nodes that read it, once a reading; None stands for the program's own results.
+    """
+
+    aval: Any
+    node: Node | None = None
+    known: Any = None
+    uses: list[Node | None] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One operation of a program, with the equation it came from."""
+
+    eqn: Any
+    inputs: list[Value]
+    outputs: list[Value]
+
+    @property
+    def name(self) -> str:
+        return str(self.eqn.primitive.name)
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        return self.eqn.params
+
+    @property
+    def source(self) -> str:
+        """Where the user wrote it, ``file:line (function)``."""
+        frame = jax_source.user_frame(self.eqn.source_info.traceback)
+        if frame is None:
+            return "unknown place"
+        return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+
+    def bind(self, args: Sequence[Any], changed: Mapping[str, Any] | None = None) -> list[Any]:
+        """The operation on other arguments, with some of its parameters changed."""
+        primitive = self.eqn.primitive
+        params = primitive.get_bind_params({**self.params, **(changed or {})})
+        with self.context():
+            outs = primitive.bind(*args, **params)
+        return list(outs) if primitive.multiple_results else [outs]
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        """What is traced inside gets the source line, name and context of this operation."""
+        info = self.eqn.source_info
+        stack = jax_source.current_name_stack() + info.name_stack
+        with jax_source.user_context(info.traceback, name_stack=stack), self.eqn.ctx.manager:
+            yield
+
+
+@dataclass(eq=False, slots=True)
+class Graph:
+    """A jaxpr's inputs, operations in order, and results."""
+
+    inputs: list[Value]
+    nodes: list[Node]
+    outputs: list[Value]
+
+
+def read(jaxpr: Any, *, inline: bool) -> Graph:
+    """The graph of a jaxpr; ``inline`` writes out calls of ``jit`` that hold dots or collectives.
+
+    Pairs are often split by such calls, because ``jnp.einsum`` is one.
+    """
+    inputs = [Value(v.aval) for v in jaxpr.invars]
+    nodes: list[Node] = []
+    outputs = _read(jaxpr, inputs, nodes, inline)
+    for node in nodes:
+        for value in node.inputs:
+            value.uses.append(node)
+    for value in outputs:
+        value.uses.append(None)
+    return Graph(inputs, nodes, outputs)
+
+
+def _read(jaxpr: Any, inputs: Sequence[Value], nodes: list[Node], inline: bool) -> list[Value]:
+    constants = [Value(v.aval, known=c) for v, c in zip(jaxpr.constvars, jaxpr.consts, strict=True)]
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *inputs), strict=True))
+
+    def look(atom: Any) -> Value:
+        if isinstance(atom, extend_core.Literal):
+            return Value(atom.aval, known=atom.val)
+        return env[atom]
+
+    for eqn in jaxpr.eqns:
+        args = [look(atom) for atom in eqn.invars]
+        if inline and _worth_inlining(eqn):
+            outs = _read(eqn.params["jaxpr"], args, nodes, inline)
+        else:
+            node = Node(eqn, args, [Value(v.aval) for v in eqn.outvars])
+            for value in node.outputs:
+                value.node = node
+            nodes.append(node)
+            outs = node.outputs
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [look(atom) for atom in jaxpr.outvars]
+
+
+def _worth_inlining(eqn: Any) -> bool:
+    if eqn.primitive.name != "jit" or eqn.params["compiler_options_kvs"]:
+        return False
+    return any(
+        inner.primitive.name in ("dot_general", *COLLECTIVES) or _worth_inlining(inner)
+        for inner in eqn.params["jaxpr"].eqns
+    )
+
+
+def one_use(value: Value) -> str | None:
+    """None if one operation reads the value once; else what reads it, as a reason."""
+    if len(value.uses) == 1 and value.uses[0] is not None:
+        return None
+    if not value.uses:
+        return "nothing reads it"
+    readers = ", ".join(
+        "the result of the function" if user is None else user.name for user in value.uses
+    )
+    times = "once" if len(value.uses) == 1 else f"{len(value.uses)} times"
+    return f"it is used {times}: {readers}"
+
+
+def bodies(node: Node) -> dict[str, tuple[Any, ...]]:
+    """The jaxprs among an operation's parameters."""
+    found = {}
+    for name, value in node.params.items():
+        items = value if isinstance(value, tuple) else (value,)
+        if items and all(isinstance(item, extend_core.Jaxpr) for item in items):
+            found[name] = items
+    return found
+
+
+def retrace(fn: Callable[..., list[Any]], jaxpr: Any) -> Any:
+    """``fn`` as a jaxpr that can stand where ``jaxpr`` stood."""
+    return jax.make_jaxpr(fn)(*jaxpr.in_avals)
+
+
+def varying(value: Value) -> frozenset[str]:
+    """Mesh axes along which a value differs, as far as ``shard_map`` tracks them."""
+    found: frozenset[str] = value.aval.manual_axis_type.varying
+    return found

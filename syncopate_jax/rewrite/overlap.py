@@ -1,0 +1,128 @@
+"""``overlap``: an existing program, with its collectives and dots fused where that is possible."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax.extend import core as extend_core
+
+from syncopate_jax.errors import InputError
+from syncopate_jax.ops import fused
+from syncopate_jax.ops.spec import Contraction
+from syncopate_jax.options import Options
+from syncopate_jax.rewrite.evaluate import Rewriter, surrounding_place
+from syncopate_jax.rewrite.report import Report
+
+
+class Overlapped[**P, R]:
+    """A function that runs ``fn`` with fused operators; ``report`` says which.
+
+    Attributes:
+      fn: the function it was made from.
+      options: how the operators are realised.
+    """
+
+    def __init__(self, fn: Callable[P, R], options: Options):
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+        self.options = options
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """What ``fn`` returns for these arguments."""
+        closed, fill, leaves, tree = self._trace(args, kwargs)
+        run = Rewriter(self.options).rewrite(closed, surrounding_place())
+        if run is None:
+            return self.fn(*args, **kwargs)
+        result: R = jax.tree.unflatten(tree(), fill(run(*leaves)))
+        return result
+
+    def report(self, *args: P.args, **kwargs: P.kwargs) -> Report:
+        """What is replaced and what is left, for arguments (or ``ShapeDtypeStruct``) like these."""
+        closed, _, _, _ = self._trace(args, kwargs)
+        rewriter = Rewriter(self.options)
+        rewriter.rewrite(closed, surrounding_place())
+        return rewriter.report()
+
+    def _trace(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Callable[[list[Any]], list[Any]], list[Any], Callable[[], Any]]:
+        """The jaxpr of ``fn``, its array arguments, and how its results are put together.
+
+        Arguments and results that are no arrays, such as a module's activation function, stay
+        what they are.
+        """
+        leaves, in_tree = jax.tree.flatten((args, kwargs))
+        dynamic = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+        kept: dict[str, Any] = {}
+
+        def flat(*arrays: Any) -> list[Any]:
+            filled = list(leaves)
+            for i, array in zip(dynamic, arrays, strict=True):
+                filled[i] = array
+            given, named = jax.tree.unflatten(in_tree, filled)
+            outs, kept["tree"] = jax.tree.flatten(self.fn(*given, **named))
+            kept["outs"] = [None if _is_array(out) else out for out in outs]
+            kept["dynamic"] = [i for i, out in enumerate(outs) if _is_array(out)]
+            return [outs[i] for i in kept["dynamic"]]
+
+        closed = jax.make_jaxpr(flat)(*(leaves[i] for i in dynamic))
+
+        def fill(arrays: list[Any]) -> list[Any]:
+            outs = list(kept["outs"])
+            for i, array in zip(kept["dynamic"], arrays, strict=True):
+                outs[i] = array
+            return outs
+
+        return closed, fill, [leaves[i] for i in dynamic], lambda: kept["tree"]
+
+
+def overlap[**P, R](
+    fn: Callable[P, R],
+    *,
+    backend: str = "auto",
+    target: str | None = None,
+    split: int | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> Overlapped[P, R]:
+    """``fn`` with each collective beside a dot replaced by one fused operator.
+
+    Looked for inside the ``jax.shard_map`` bodies of the traced program, through nested ``jit``,
+    ``scan``, ``while``, ``cond`` and ``checkpoint``: ``all_gather`` or ``all_to_all`` whose result
+    one dot multiplies, and dots whose result goes into ``psum``, ``psum_scatter`` or
+    ``all_to_all``; casts, reshapes, transposes, activations and biases between the two are moved
+    to the other side where they commute. Outside ``shard_map``, on explicit mesh axes, a dot is
+    replaced whose sharded types imply a collective, together with a ``reshard`` of its operand.
+    ``fn`` may also be the body of a ``shard_map`` itself. Everything else runs as it was traced; so
+    do ``custom_jvp`` and ``custom_vjp`` functions, which have a gradient of their own. Values and
+    gradients are those of ``fn``; gradients go through the operators' own rules, so take
+    ``jax.grad`` of the overlapped function, not the other way around.
+
+    ::
+
+        step = jax.jit(jax.value_and_grad(syncopate_jax.overlap(loss)))
+        print(syncopate_jax.overlap(loss).report(params, batch))
+
+    Args:
+      fn: a function of pytrees that ``jax.jit`` would take.
+      backend, target, split, tiles: as in ``syncopate_jax.options.Options``, for every operator.
+
+    Returns:
+      A function with the signature of ``fn``, and ``report(*args)``, which lists what is replaced
+      and what is left with the reason, each with its source line. It traces ``fn`` anew at every
+      call, so put it inside ``jax.jit``.
+
+    Raises:
+      InputError: ``fn`` is not callable, or an option is wrong.
+    """
+    if not callable(fn):
+        raise InputError(f"overlap: fn must be a function, found {type(fn).__name__}")
+    options = Options(backend=backend, target=target, split=split, tiles=tiles)
+    fused.choose_backend(Contraction("mk", "kn", "mn"), options)  # for its checks
+    return Overlapped(fn, options)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct) or extend_core.valid_jaxtype(leaf)

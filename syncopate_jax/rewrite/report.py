@@ -1,0 +1,71 @@
+"""What a rewrite did to a program: the pairs it replaced, and what it left with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from syncopate_jax.ops.spec import Contraction
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A collective and a dot that became one operator.
+
+    Attributes:
+      collective: name of the collective in the traced program.
+      spec: the operator, by letters.
+      axis_names: mesh axes it communicates over.
+      source: where the collective was written, ``file:line (function)``.
+      dot_source: where the dot was written.
+    """
+
+    collective: str
+    spec: Contraction
+    axis_names: tuple[str, ...]
+    source: str
+    dot_source: str
+
+    def __str__(self) -> str:
+        axes, spec = ",".join(self.axis_names), self.spec
+        letters = f"{spec.lhs},{spec.rhs}->{spec.out}"
+        moved = "".join(f", {w} {x}" for w, x in _moves(spec))
+        return (
+            f"{self.collective} over {axes} at {self.source}, with the dot at {self.dot_source}: "
+            f"{spec.kind} of {spec.place} in {letters}{moved}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A collective that stayed as it was.
+
+    Attributes:
+      collective: its name in the traced program.
+      reason: why, in a sentence.
+      source: where it was written, ``file:line (function)``.
+    """
+
+    collective: str
+    reason: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.collective} at {self.source}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Every collective inside the program's ``shard_map`` bodies, in program order."""
+
+    replaced: tuple[Replaced, ...]
+    left: tuple[Left, ...]
+
+    def __str__(self) -> str:
+        lines = [f"replaced {len(self.replaced)}, left {len(self.left)}"]
+        lines += [f"  replaced: {item}" for item in self.replaced]
+        lines += [f"  left: {item}" for item in self.left]
+        return "\n".join(lines)
+
+
+def _moves(spec: Contraction) -> list[tuple[str, str]]:
+    return [(w, x) for w, x in (("gather", spec.gather), ("scatter", spec.scatter)) if x]

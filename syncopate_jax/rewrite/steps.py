@@ -1,0 +1,164 @@
+"""The operations that may stand between a collective and a dot, moved to its other side.
+
+A step is an operation on one array that gives, outside the collective, what the program's own
+operation gives inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from syncopate_jax.rewrite.graph import Node, Value, varying
+from syncopate_jax.rewrite.layout import Layout
+from syncopate_jax.runtime import custom_call
+
+UNARY = frozenset(
+    {"abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "copy", "cos"}
+    | {"cosh", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "integer_pow", "log"}
+    | {"log1p", "logistic", "neg", "reduce_precision", "round", "rsqrt", "sign", "sin", "sinh"}
+    | {"sqrt", "square", "tan", "tanh"}
+)
+BINARY = frozenset({"add", "atan2", "div", "max", "min", "mul", "pow", "rem", "sub"})
+RESHAPES = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
+CASTS = frozenset({"pcast", "pvary"})
+LINEAR = frozenset({"copy", "neg"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One operation on the other side: ``apply(x, *values of others)``."""
+
+    apply: Callable[..., Any]
+    others: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moved:
+    """A step, and what walking over its operation leads to.
+
+    Attributes:
+      step: None where there is nothing to do.
+      layout: of the value on the far side of the operation, towards the dot.
+    """
+
+    step: Step | None
+    layout: Layout
+
+
+def follow(node: Node, value: Value, layout: Layout, *, backward: bool) -> Moved | str:
+    """Walks over a reshape or a transpose; a sentence where it is neither or cannot be walked.
+
+    ``layout`` is of its result if ``backward``, of its operand if not; ``value`` is the other one.
+    """
+    if node.name in RESHAPES:
+        return _reshape(node, value, layout, backward)
+    if node.name == "transpose":
+        order = node.params["permutation"]
+        inverse = sorted(range(len(order)), key=lambda d: order[d])
+        return Moved(
+            Step(lambda x: lax.transpose(x, order)),
+            layout.transpose(inverse if backward else order),
+        )
+    if node.name in CASTS:
+        return Moved(None, layout)
+    return f"{node.name} stands between, which does not commute with it"
+
+
+def _reshape(node: Node, value: Value, layout: Layout, backward: bool) -> Moved | str:
+    if node.name == "broadcast_in_dim" and not _adds_ones(node):
+        return "broadcast_in_dim stands between and repeats what is moved"
+    if node.params.get("dimensions") is not None:
+        return "a reshape with a permutation stands between"
+    found = layout.reshape(value.aval.shape)
+    if found is None:
+        return (
+            f"the moved dimension does not survive the reshape from {node.inputs[0].aval.shape} "
+            f"to {node.outputs[0].aval.shape} as a whole block a rank"
+        )
+    shape = layout.outside if backward else found.outside
+    return Moved(Step(lambda x: x.reshape(shape)), found)
+
+
+def _adds_ones(node: Node) -> bool:
+    """A broadcast in disguise of a reshape: every dimension it adds has extent 1, in order."""
+    kept = node.params["broadcast_dimensions"]
+    old, new = node.inputs[0].aval.shape, node.outputs[0].aval.shape
+    added = [n for d, n in enumerate(new) if d not in kept]
+    return tuple(new[d] for d in kept) == old and all(n == 1 for n in added)
+
+
+def elementwise(
+    node: Node, value: Value, layout: Layout, axis_names: Sequence[str], tracked: bool
+) -> Step | str:
+    """The operation on the other side; ``value`` is the operand that the collective moves.
+
+    A second operand must be the same along every moved dimension and on every rank.
+    """
+    if node.name in UNARY and len(node.inputs) == 1:
+        return Step(lambda x: node.bind([x])[0])
+    if node.name == "jit":
+        return _call(node)
+    if node.name not in BINARY:
+        return f"{node.name} stands between, which uses what is moved in a way that cannot be moved"
+    if node.inputs[0] is node.inputs[1]:
+        return Step(lambda x: node.bind([x, x])[0])
+    left = node.inputs[0] is value
+    source = _before_casts(node.inputs[1 if left else 0])
+    dims = tuple(range(source.aval.ndim))
+    if source.node is not None and source.node.name == "broadcast_in_dim":
+        dims = tuple(source.node.params["broadcast_dimensions"])
+        source = source.node.inputs[0]
+    moved = layout.moved()
+    if any(d in moved and source.aval.shape[i] != 1 for i, d in enumerate(dims)):
+        return f"{node.name} stands between, whose other operand differs along the moved dimension"
+    if not _same_on_every_rank(source, axis_names, tracked):
+        return (
+            f"{node.name} stands between, whose other operand is not known to be the same on "
+            f"every rank of {', '.join(axis_names)}"
+        )
+    shape = layout.outside
+
+    def apply(x: jax.Array, y: jax.Array) -> Any:
+        spread = lax.broadcast_in_dim(jnp.asarray(y, source.aval.dtype), shape, dims)
+        x, spread = custom_call.vary_alike((x, spread))
+        return node.bind([x, spread] if left else [spread, x])[0]
+
+    return Step(apply, (source,))
+
+
+def _before_casts(value: Value, through: frozenset[str] = CASTS) -> Value:
+    """What a value was before JAX was told that it may differ between ranks."""
+    while value.node is not None and value.node.name in through:
+        value = value.node.inputs[0]
+    return value
+
+
+def _same_on_every_rank(value: Value, axis_names: Sequence[str], tracked: bool) -> bool:
+    value = _before_casts(value, CASTS | RESHAPES | {"convert_element_type"})
+    if value.node is None and value.known is not None:
+        return True
+    return tracked and not varying(value) & set(axis_names)
+
+
+def _call(node: Node) -> Step | str:
+    """A small function of one array, such as ``silu``, all of whose operations are elementwise."""
+    jaxpr = node.params["jaxpr"]
+    shape = node.inputs[0].aval.shape
+    plain = (
+        len(node.inputs) == len(node.outputs) == 1
+        and not jaxpr.constvars
+        and all(
+            (eqn.primitive.name in UNARY | BINARY | {"pvary", "convert_element_type"})
+            and all(v.aval.shape in ((), shape) for v in (*eqn.invars, *eqn.outvars))
+            for eqn in jaxpr.eqns
+        )
+    )
+    if not plain:
+        return f"{node.name} of {node.params['name']} stands between and is not elementwise"
+    return Step(lambda x: jax.core.eval_jaxpr(jaxpr, (), x)[0])

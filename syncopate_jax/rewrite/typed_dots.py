@@ -1,0 +1,93 @@
+"""Dots on explicit mesh axes, whose types say how operands and result are sharded.
+
+There, outside ``shard_map``, no collective is written: it is implied by a dot whose contracted
+dimension is sharded, by the ``out_sharding`` asked of it, or by a ``reshard`` of its operand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from syncopate_jax.errors import InputError
+from syncopate_jax.importers.shardings import Derived, derive
+from syncopate_jax.ops.derived import Product
+from syncopate_jax.ops.explicit_axes import explicit_axes
+from syncopate_jax.options import Options
+from syncopate_jax.rewrite.fusable import refusal_of
+from syncopate_jax.rewrite.graph import Node, Value, one_use
+from syncopate_jax.rewrite.letters import formula_of
+from syncopate_jax.rewrite.pairs import unfit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TypedDot:
+    """A dot and the reshardings before it, as one product.
+
+    Attributes:
+      dot: whose place it takes.
+      gone: the reshardings that it does the work of.
+      product: what it is.
+      operands: its operands, before the reshardings.
+      specs: shardings of operands and result.
+      derived: its moves.
+    """
+
+    dot: Node
+    gone: tuple[Node, ...]
+    product: Product
+    operands: tuple[Value, Value]
+    specs: tuple[PartitionSpec, PartitionSpec, PartitionSpec]
+    derived: Derived
+
+
+def match_typed(dot: Node, options: Options) -> TypedDot | str | None:
+    """The product that a dot is, or why none does it; None if it needs no communication."""
+    out = dot.outputs[0]
+    mesh = out.aval.sharding.mesh
+    axes = () if mesh.empty or mesh.manual_axes else explicit_axes(mesh)
+    if not axes:
+        return None
+    before = [_before(value) for value in dot.inputs]
+    operands = (before[0] or dot.inputs[0], before[1] or dot.inputs[1])
+    shapes = (operands[0].aval.shape, operands[1].aval.shape)
+    formula = formula_of(dot)
+    specs = (_spec(operands[0]), _spec(operands[1]), _spec(out))
+    sizes = {name: mesh.shape[name] for name in axes}
+    try:
+        derived = derive(formula, *specs, shapes=shapes, mesh=sizes)
+    except InputError as error:
+        return f"its shardings are not understood: {error}"
+    if not derived.communicates:
+        return None
+    if derived.fused is None:
+        return f"nothing overlaps what it needs: {derived}"
+    if reason := unfit(dot):
+        return reason
+    dtype = jnp.dtype(out.aval.dtype)
+    dtypes = (jnp.dtype(operands[0].aval.dtype), dtype)
+    if reason := refusal_of(derived, shapes, dtypes, options):
+        return reason
+    gone = tuple(
+        value.node
+        for value, found in zip(dot.inputs, before, strict=True)
+        if found is not None and value.node is not None
+    )
+    return TypedDot(dot, gone, Product(formula, options, dtype), operands, specs, derived)
+
+
+def _before(value: Value) -> Value | None:
+    """What an operand was before it was resharded for this dot alone; None if it was not."""
+    node = value.node
+    if node is None or node.name != "reshard" or one_use(value):
+        return None
+    source: Value = node.inputs[0]
+    same_mesh: bool = source.aval.sharding.mesh == value.aval.sharding.mesh
+    return source if same_mesh else None
+
+
+def _spec(value: Value) -> Any:
+    return value.aval.sharding.spec

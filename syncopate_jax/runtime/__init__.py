@@ -1,0 +1,1 @@
+"""What runs a schedule: devices, fused calls inside user programs, operators."""

@@ -1,0 +1,160 @@
+"""Operators: a compiled kernel and plan, called on local arrays inside ``jax.shard_map``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from syncopate_jax.backends.buffers import Buffers, place_buffers, result_tensor
+from syncopate_jax.backends.interface import Backend, Emitted, Work, interpret_settings
+from syncopate_jax.errors import InputError
+from syncopate_jax.runtime import custom_call, mesh
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operator:
+    """A fused operator; call it with one rank's operands.
+
+    Attributes:
+      work: kernel, schedule and axis map.
+      backend: the realisation that was chosen.
+      target: what the kernel is written in.
+    """
+
+    work: Work
+    backend: Backend
+    target: str
+
+    def __call__(self, *operands: jax.Array) -> list[jax.Array]:
+        """One rank's results, one a result of the local kernel.
+
+        Args:
+          *operands: in the kernel's order. One bound to a plan tensor is what the rank holds of
+            it at the start; a bound result is what the plan's goals leave on the rank.
+
+        Raises:
+          InputError: a bound operand has another shape or dtype than the plan says.
+          MeshError: outside ``jax.shard_map``, or over another number of ranks than the plan's.
+        """
+        work, name = self.work, self.name
+        mesh.require_bound(work.axis_names, caller=name)
+        self._check_ranks()
+        self._check_operands(operands)
+        interpret = interpret_settings.get()
+        emitted = self.backend.emit(work, self.target)
+        return list(
+            custom_call.fused_call(
+                functools.partial(emitted, interpret=interpret),
+                *custom_call.vary_alike(operands, work.axis_names),
+                out_types=self.result_types(),
+                axis_names=work.axis_names,
+                name=name,
+                invariant_over=work.axis_names if self._same_on_every_rank() else (),
+                key=(self, interpret),
+                fold=functools.partial(self._fold, emitted) if self.backend.folds else None,
+            )
+        )
+
+    def _fold(
+        self, emitted: Emitted, size: int, batched: Sequence[bool], *operands: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        """The results of all ranks, from operands with a leading rank axis or shared ones."""
+        moved = {b.operand for b in self.work.axis_map.bindings}
+        shared = [
+            not has and name not in moved
+            for name, has in zip(self.work.kernel.operands, batched, strict=True)
+        ]
+        spread = [
+            x if has or one else jnp.broadcast_to(x, (size, *x.shape))
+            for x, has, one in zip(operands, batched, shared, strict=True)
+        ]
+        types = [jax.ShapeDtypeStruct((size, *t.shape), t.dtype) for t in self.result_types()]
+        return custom_call.fused_call(
+            functools.partial(emitted, interpret=interpret_settings.get(), shared=shared),
+            *spread,
+            out_types=types,
+            axis_names=(),
+            name=f"{self.name}_folded",
+            key=(self, tuple(shared), interpret_settings.get()),
+        )
+
+    @property
+    def name(self) -> str:
+        """Shown in programs, profiles and messages."""
+        return f"syncopate_{self.work.schedule.plan.name}_{self.work.kernel.name}"
+
+    def operand_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the bound operands on a rank."""
+        places = self._places()
+        return {
+            b.operand: places.items[b.tensor, "input"].shape
+            for b in self.work.axis_map.bindings
+            if b.operand in self.work.kernel.operands
+        }
+
+    def result_types(self) -> list[jax.ShapeDtypeStruct]:
+        """Shape and dtype of every result on a rank."""
+        kernel, places = self.work.kernel, self._places()
+        bound = {b.operand: b for b in self.work.axis_map.bindings}
+        types = []
+        for name, out in zip(kernel.results, kernel.out_shape, strict=True):
+            shape = out.shape
+            if name in bound:
+                tensor = result_tensor(places.plan, bound[name])
+                shape = places.items[tensor, "result"].shape
+            types.append(jax.ShapeDtypeStruct(shape, out.dtype))
+        return types
+
+    def _same_on_every_rank(self) -> bool:
+        """Whether every result is bound and its goals are alike on all ranks (an all-reduce)."""
+        work, plan = self.work, self.work.schedule.plan
+        bound = {b.operand: b for b in work.axis_map.bindings}
+        if not all(name in bound for name in work.kernel.results):
+            return False
+        ends = {result_tensor(plan, bound[name]) for name in work.kernel.results}
+        goals: list[set[object]] = [set() for _ in range(plan.num_ranks)]
+        for goal in plan.goals:
+            if goal.tensor in ends:
+                goals[goal.rank].add((goal.tensor, goal.box, goal.source_chunk, goal.ranks))
+        return all(one == goals[0] for one in goals)
+
+    def _places(self) -> Buffers:
+        work = self.work
+        return place_buffers(work.schedule.plan, work.axis_map, work.kernel.results)
+
+    def _check_ranks(self) -> None:
+        wanted, found = self.work.schedule.plan.num_ranks, mesh.ranks(self.work.axis_names)
+        if wanted != found:
+            raise InputError(
+                f"{self.name}: the plan is for {wanted} ranks, mesh axis "
+                f"{', '.join(self.work.axis_names)} has {found}; make the plan for {found}"
+            )
+
+    def _check_operands(self, operands: Sequence[jax.Array]) -> None:
+        kernel = self.work.kernel
+        if len(operands) != len(kernel.operands):
+            raise InputError(
+                f"{self.name}: kernel {kernel.name} has {len(kernel.operands)} operands "
+                f"{kernel.operands}, found {len(operands)}"
+            )
+        shapes, plan = self.operand_shapes(), self.work.schedule.plan
+        dtypes = {b.operand: plan.tensor(b.tensor).dtype for b in self.work.axis_map.bindings}
+        for name, x in zip(kernel.operands, operands, strict=True):
+            if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+                raise InputError(
+                    f"{self.name}: operand {name} must be an array, found {type(x).__name__}"
+                )
+            if name in shapes and tuple(x.shape) != shapes[name]:
+                raise InputError(
+                    f"{self.name}: operand {name} is {tuple(x.shape)} on each rank, the plan has "
+                    f"{shapes[name]} there"
+                )
+            if name in dtypes and str(x.dtype) != dtypes[name]:
+                raise InputError(
+                    f"{self.name}: operand {name} is {x.dtype}, the plan's tensor is "
+                    f"{dtypes[name]}; make the plan with dtype={str(x.dtype)!r}"
+                )

@@ -1,0 +1,177 @@
+"""Backend copy_engine: the protocol's values on simulated devices, its reasons, its lowering."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from syncopate_jax import ops
+from syncopate_jax.backends.copy_engine import CopyEngine
+from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.native import build
+from syncopate_jax.options import Launch
+
+P = jax.P
+M, K, N = 1024, 64, 128
+TILES = {"m": 128, "n": 64, "k": 64}
+needs_compiler = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
+
+CASES: dict[str, tuple[Any, dict[str, Any], Any, Any, Any]] = {
+    "gather m": (ops.all_gather_matmul, {}, P("x"), P(None, "x"), P(None, "x")),
+    "gather m, split": (ops.all_gather_matmul, {"split": 2}, P("x"), P(), P()),
+    "gather k": (ops.all_gather_matmul, {"dimension": "k"}, P(None, "x"), P(), P()),
+    "gather w, k": (
+        ops.all_gather_matmul,
+        {"gathered": "w", "dimension": "k"},
+        P(),
+        P("x"),
+        P(),
+    ),
+    "all to all": (ops.all_to_all_matmul, {}, P(None, "x"), P(), P("x")),
+}
+
+
+def build_case(
+    name: str, ranks: int = 4, groups: int = 1, platform: str = "cpu", **changes: Any
+) -> tuple[Callable[..., jax.Array], jax.Array, jax.Array]:
+    op, options, x_spec, w_spec, out_spec = CASES[name]
+    options = {"tiles": TILES, "launch": Launch(sms=8), **options, **changes}
+    found = jax.devices(platform)[: ranks * groups]
+    devices = np.array(found).reshape(groups, ranks)
+    mesh = Mesh(devices, ("g", "x"))
+    spread = [P("g", *spec) for spec in (x_spec, w_spec, out_spec)]
+
+    def body(x: jax.Array, w: jax.Array) -> jax.Array:
+        y = op(x[0], w[0], axis_name="x", backend="copy_engine", target="mosaic_gpu", **options)
+        return y[None]
+
+    run = jax.jit(
+        jax.shard_map(
+            body, mesh=mesh, in_specs=tuple(spread[:2]), out_specs=spread[2], check_vma=False
+        )
+    )
+    rng = np.random.default_rng(0)
+    dtype = jnp.dtype(changes.get("preferred_element_type", jnp.float16))
+    x = jnp.asarray(rng.integers(-2, 3, (groups, M, K)), dtype)
+    w = jnp.asarray(rng.integers(-2, 3, (groups, K, N)), dtype)
+    return run, x, w
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_values_on_simulated_devices(name: str, ranks: int) -> None:
+    run, x, w = build_case(name, ranks)
+    for turn in range(5):
+        scaled = x * (turn + 1)
+        expected = np.asarray(scaled, np.float64) @ np.asarray(w, np.float64)
+        np.testing.assert_array_equal(np.asarray(run(scaled, w), np.float64), expected)
+
+
+@needs_compiler
+@pytest.mark.multigpu(n=2)
+@pytest.mark.parametrize("name", CASES)
+def test_values_on_gpus(name: str) -> None:
+    run, x, w = build_case(name, ranks=2, platform="gpu", launch=None)
+    for turn in range(200):
+        scaled = x * (turn % 7 + 1)
+        expected = np.asarray(scaled, np.float64) @ np.asarray(w, np.float64)
+        np.testing.assert_array_equal(np.asarray(run(scaled, w), np.float64), expected)
+
+
+@needs_compiler
+def test_groups_along_other_axes_keep_apart() -> None:
+    run, x, w = build_case("gather m", ranks=4, groups=2)
+    expected = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+    np.testing.assert_array_equal(np.asarray(run(x, w), np.float64), expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CASES)
+def test_it_lowers_for_cuda(name: str) -> None:
+    run, x, w = build_case(name)
+    text = run.trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+    calls = ("@syncopate_start", "@mosaic_gpu_v2", "@syncopate_join")
+    assert [text.count(f"custom_call {call}(") for call in calls] == [1, 1, 1]
+    places = [text.index(f"custom_call {call}(") for call in calls]
+    assert places == sorted(places)
+
+
+def refusal(name: str = "gather m", **changes: Any) -> str:
+    run, x, w = build_case(name, **changes)
+    with pytest.raises(UnsupportedError) as caught:
+        run.trace(x, w)
+    return str(caught.value)
+
+
+def test_reasons() -> None:
+    assert "copy_engine: copy_engine has no watchdog in the kernel" in refusal(
+        launch=Launch(sms=8, watchdog_us=10)
+    )
+    assert "what arrived before, and a copy is started ahead of the kernel" in refusal(
+        plan="all_gather_ring"
+    )
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert "between the devices of one process, this program has 2; use" in refusal(split=1)
+
+
+def test_folded_ranks_are_refused() -> None:
+    work = SimpleNamespace(launch=Launch(sms=8, folded=True))
+    reason = CopyEngine().unsupported_reason(work, "mosaic_gpu")  # type: ignore[arg-type]
+    assert reason == (
+        "copy_engine copies between devices; folded ranks share one: use 'tma_dedicated'"
+    )
+
+
+def test_without_a_compiler_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "absent-c++")
+    assert "no compiler was found (absent-c++); install g++ or clang++" in refusal(split=4)
+
+
+def test_results_that_tiles_write_are_refused() -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
+
+    def body(x: jax.Array, w: jax.Array) -> jax.Array:
+        return ops.matmul_reduce_scatter(
+            x,
+            w,
+            axis_name="x",
+            backend="copy_engine",
+            target="mosaic_gpu",
+            tiles=TILES,
+            launch=Launch(sms=8),
+        )
+
+    run = jax.jit(
+        jax.shard_map(
+            body, mesh=mesh, in_specs=(P(None, "x"), P("x")), out_specs=P("x"), check_vma=False
+        )
+    )
+    with pytest.raises(UnsupportedError, match="moves what a tile made or what arrived before"):
+        run.trace(jnp.ones((M, 4 * K), jnp.float16), jnp.ones((4 * K, N), jnp.float16))
+
+
+def test_other_targets_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="copy_engine works with target 'mosaic_gpu', not"):
+        mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+        jax.jit(
+            jax.shard_map(
+                lambda x, w: ops.all_gather_matmul(
+                    x, w, axis_name="x", backend="copy_engine", target="tpu"
+                ),
+                mesh=mesh,
+                in_specs=(P("x"), P()),
+                out_specs=P(),
+                check_vma=False,
+            )
+        ).trace(jnp.ones((M, K), jnp.float32), jnp.ones((K, N), jnp.float32))

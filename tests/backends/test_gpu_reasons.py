@@ -1,0 +1,111 @@
+"""What the in-kernel GPU backends refuse, and what they say."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.ops import all_gather_matmul, matmul_reduce_scatter
+from syncopate_jax.options import Launch
+from syncopate_jax.runtime.folded import fold
+
+
+def trace(operator: Any, x: tuple[int, ...], w: tuple[int, ...], **given: Any) -> None:
+    """Traces an operator on rows of ranks; ``x`` and ``w`` are one rank's shapes."""
+    given = {"target": "mosaic_gpu", "launch": Launch(sms=132)} | given
+    dtype = given.pop("dtype", jnp.bfloat16)
+    ranks = given.pop("ranks", 2)
+    arrays = (jax.ShapeDtypeStruct((ranks, *shape), dtype) for shape in (x, w))
+    fn = fold(lambda x, w: operator(x, w, axis_name="ranks", **given), "ranks")
+    jax.jit(fn).trace(*arrays).lower(lowering_platforms=("cuda",))
+
+
+def refused(text: str, error: type[Exception] = UnsupportedError) -> Any:
+    return pytest.raises(error, match=re.escape(text))
+
+
+@pytest.mark.parametrize(
+    ("operator", "x", "w", "given", "text"),
+    [
+        (
+            all_gather_matmul,
+            (128, 64),
+            (64, 128),
+            {"backend": "tma_dedicated", "dtype": jnp.float32},
+            "the tensor cores multiply bfloat16 or float16, found float32",
+        ),
+        (
+            all_gather_matmul,
+            (128, 68),
+            (68, 128),
+            {"backend": "tma_dedicated"},
+            "rows of lhs are 136 bytes; the copy unit needs a multiple of 16",
+        ),
+        (
+            all_gather_matmul,
+            (128, 64),
+            (64, 136),
+            {"backend": "tma_colocated"},
+            "need a multiple of 32 bytes",
+        ),
+        (
+            all_gather_matmul,
+            (128, 64),
+            (64, 128),
+            {"backend": "tma_dedicated", "launch": Launch(sms=132, communicating=0)},
+            "needs at least 1 CTA of a rank to communicate and 1 to compute, found 0 and 66",
+        ),
+        (
+            all_gather_matmul,
+            (128, 64),
+            (64, 128),
+            {"backend": "tma_dedicated", "launch": Launch(sms=8)},
+            "found 4 and 0",
+        ),
+        (
+            all_gather_matmul,
+            (128, 64),
+            (64, 128),
+            {"backend": "tma_colocated", "plan": "all_gather_ring", "ranks": 3},
+            "forwards what it received; a tile reads from the owner",
+        ),
+    ],
+)
+def test_reason(operator: Any, x: Any, w: Any, given: dict[str, Any], text: str) -> None:
+    with refused(text):
+        trace(operator, x, w, **given)
+
+
+def test_stores_from_registers_need_whole_tiles() -> None:
+    with refused("tiles of 128 do not divide 200, and a store from registers is not clipped"):
+        trace(matmul_reduce_scatter, (400, 64), (64, 256), backend="ldst_colocated")
+
+
+def test_the_number_of_multiprocessors_must_be_known() -> None:
+    with refused("the device's multiprocessors are not known; give Launch(sms=…)", InputError):
+        trace(all_gather_matmul, (128, 64), (64, 128), backend="tma_dedicated", launch=None)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"sms": 0}, "launch: sms needs at least 1, found 0"),
+        ({"communicating": -1}, "launch: communicating needs at least 0, found -1"),
+        ({"watchdog_us": -5}, "launch: watchdog_us needs at least 0, found -5"),
+    ],
+)
+def test_launches_are_checked(given: dict[str, int], text: str) -> None:
+    with refused(text, InputError):
+        Launch(**given)
+
+
+def test_kernels_for_devices_do_not_fold() -> None:
+    with refused("this kernel needs a device a rank: use jax.shard_map, or backend 'xla'"):
+        trace(
+            all_gather_matmul, (128, 64), (64, 128), backend="remote_dma", target="tpu", launch=None
+        )

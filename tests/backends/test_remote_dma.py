@@ -1,0 +1,204 @@
+"""What remote copies of a TPU can and cannot do, and what each refusal says."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from syncopate_jax.backends import buffers, dma_tables
+from syncopate_jax.backends.interface import Work
+from syncopate_jax.backends.peers import peer_id
+from syncopate_jax.backends.remote_dma import RemoteDma
+from syncopate_jax.backends.xla import Xla
+from syncopate_jax.compiler import compile as fuse
+from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.ir.comm import P2P, ComputeDep
+from syncopate_jax.ir.plan import Tensor
+from syncopate_jax.ir.schedule import Rows
+from syncopate_jax.kernel.axis_map import AxisMap, Binding
+from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
+from tests.backends import own_kernels
+from tests.check.small_plans import chunk, goal, plan_of, region
+
+
+def gathering(**options: Any) -> Work:
+    plan = all_gather_swizzle(2, (8, 4), dtype="float32", **options)
+    return fuse(own_kernels.scale(8, 4), plan, {"x": "x"}, axis_name="t", backend="xla").work
+
+
+def reducing(tile: int = 2, reduce: str = "sum", has_addend: bool = True) -> Work:
+    plan = own_kernels.gather_and_scatter_plan(2, (8, 3), (8, 6), reduce)
+    kernel = own_kernels.product(8, 3, 6, tile, has_addend=has_addend)
+    return fuse(kernel, plan, {"x": "x", "y": "out"}, axis_name="t", backend="xla").work
+
+
+def assert_refused(work: Work, text: str) -> None:
+    reason = RemoteDma().unsupported_reason(work, "tpu")
+    assert reason is not None and text in reason
+    with pytest.raises((UnsupportedError, InputError), match=re.escape(text)):
+        dma_tables.lay_out(work)
+
+
+def test_what_it_can_do() -> None:
+    for work in (gathering(), gathering(split=2), reducing()):
+        assert RemoteDma().unsupported_reason(work, "tpu") is None
+
+
+def test_targets() -> None:
+    reason = RemoteDma().unsupported_reason(gathering(), "triton")
+    assert reason == "remote_dma works with target 'tpu', not 'triton'"
+    reason = Xla().unsupported_reason(gathering(), "fpga")
+    assert reason == "xla works with targets tpu, mosaic_gpu, triton, not 'fpga'"
+
+
+def test_several_workers() -> None:
+    work = gathering()
+    several = dataclasses.replace(work.schedule, workers=2)
+    assert_refused(
+        dataclasses.replace(work, schedule=several),
+        "remote_dma: a TPU core is one worker, the schedule is for 2; schedule with workers=1",
+    )
+
+
+def test_nothing_to_compute() -> None:
+    work = gathering()
+    none = np.zeros((2, 0), np.int32)
+    empty = {name: Rows.of([], 2) for name in ("waits", "k_waits", "e_waits", "signals", "addends")}
+    schedule = dataclasses.replace(work.schedule, num_tiles=0, order=none, **empty)
+    assert_refused(
+        dataclasses.replace(work, schedule=schedule),
+        "remote_dma: there is nothing to compute; use backend 'xla'",
+    )
+
+
+def test_pulls() -> None:
+    assert_refused(
+        gathering(mode="pull"),
+        "plan all_gather_swizzle has 2 pulls (first: rank 0 from rank 1); a TPU core can only push",
+    )
+
+
+def test_maxima() -> None:
+    assert_refused(
+        reducing(reduce="max"), "plan gather_and_scatter reduces by other than sum; use backend"
+    )
+
+
+def test_sums_into_what_no_tile_writes() -> None:
+    work = reducing()
+    nowhere = np.full_like(work.schedule.landing, -1)
+    assert_refused(
+        dataclasses.replace(work, schedule=dataclasses.replace(work.schedule, landing=nowhere)),
+        "plan gather_and_scatter reduces into data that no tile writes",
+    )
+
+
+def test_kernels_without_an_addend() -> None:
+    assert_refused(reducing(has_addend=False), "kernel product takes no addend; give it has_addend")
+
+
+def test_another_order_of_dimensions() -> None:
+    work = gathering()
+    turned = AxisMap((Binding("x", "x", (1, 0)),))
+    assert_refused(
+        dataclasses.replace(work, axis_map=turned), "remote_dma: tensor x is bound with dims (1, 0)"
+    )
+
+
+def test_tiles_that_straddle_chunks() -> None:
+    """Rank 0 keeps three rows of eight, under tiles of two."""
+    sent = chunk("y[3:8,0:6]")
+    plan = plan_of(
+        [P2P(0, 0, 1, sent, sent, deps=(ComputeDep(0, sent),))],
+        [],
+        initial=[region(0, "y[0:8,0:6]", True)],
+        goals=[goal(0, "y[0:3,0:6]", 0), goal(1, "y[3:8,0:6]", 0)],
+        tensors=(Tensor("y", (8, 6), "float32", per_rank=True),),
+    )
+    kernel = own_kernels.product(8, 3, 6, 2, has_addend=True)
+    assert_refused(
+        fuse(kernel, plan, {"y": "out"}, axis_name="t", backend="xla").work,
+        "rank 0: tile 1 of out straddles the edge of a chunk; choose tiles that end where chunks",
+    )
+
+
+def test_one_program_serves_every_rank() -> None:
+    layout = dma_tables.lay_out(gathering())
+    assert layout.table.shape[0] == 2 and layout.table.dtype == np.int32
+    assert (layout.table[0] != layout.table[1]).any()
+    again = dma_tables.lay_out(gathering())
+    assert np.array_equal(layout.table, again.table)
+    assert layout.collective_id == again.collective_id < 32
+
+
+class TestBuffers:
+    """Where tensors live."""
+
+    def test_a_gathered_operand(self) -> None:
+        work = gathering()
+        found = buffers.place_buffers(work.schedule.plan, work.axis_map, ("out",))
+        shapes = {key: b.shape for key, b in found.items.items()}
+        assert shapes == {("x", "input"): (4, 4), ("x", "gathered"): (8, 4)}
+        assert found.origins["x"].tolist() == [[0, 0], [0, 0]]
+        assert found.source(0).kind == "input" and found.destination(0).kind == "gathered"
+
+    def test_a_scattered_result(self) -> None:
+        work = reducing()
+        found = buffers.place_buffers(work.schedule.plan, work.axis_map, ("out",))
+        shapes = {key: b.shape for key, b in found.items.items() if key[0] == "y"}
+        assert shapes == {("y", "send"): (8, 6), ("y", "result"): (4, 6)}
+        assert found.items["y", "result"].lo.tolist() == [[0, 0], [4, 0]]
+
+    def test_boxes_that_lie_nowhere(self) -> None:
+        work = gathering()
+        found = buffers.place_buffers(work.schedule.plan, work.axis_map, ("out",))
+        with pytest.raises(
+            InputError,
+            match=re.escape(
+                "plan all_gather_swizzle: rank 0 has no buffer for x [4:9, 0:4]; a box"
+            ),
+        ):
+            found.find("x", ("input", "gathered"), 0, np.array([4, 0]), np.array([9, 4]))
+
+    def test_results_that_end_in_no_tensor(self) -> None:
+        plan = plan_of([], initial=[region(0, "y[0:4,0:6]", True)], goals=[])
+        with pytest.raises(
+            InputError,
+            match="plan small: goals made of tensor y lie in no tensor; the operator can return",
+        ):
+            buffers.result_tensor(plan, Binding("y", "out"))
+
+    def test_results_that_end_in_two_tensors(self) -> None:
+        plan = plan_of(
+            [],
+            initial=[region(0, "y[0:4,0:6]", True)],
+            goals=[
+                goal(0, "y[0:4,0:6]", 0),
+                goal(0, "x[0:4,0:6]", 0, source="y[0:4,0:6]"),
+            ],
+        )
+        with pytest.raises(InputError, match=re.escape("made of tensor y lie in ['x', 'y']")):
+            buffers.result_tensor(plan, Binding("y", "out"))
+
+
+def test_addresses_of_peers() -> None:
+    mesh = jax.make_mesh((2, 3), ("a", "b"), (jax.sharding.AxisType.Auto,) * 2,
+                         devices=jax.devices()[:6])  # fmt: skip
+
+    def seen() -> Any:
+        assert peer_id(("a", "b"), 4) == {"a": 1, "b": 1}
+        assert peer_id(("b", "a"), 4) == {"b": 2, "a": 0}
+        assert list(peer_id(("b", "a"), 4)) == ["b", "a"]
+        assert peer_id(("b",), 2) == {"b": 2}
+        with pytest.raises(InputError, match="peer_id needs at least one mesh axis"):
+            peer_id((), 0)
+        traced = peer_id(("a", "b"), jax.lax.axis_index(("a", "b")))
+        return jax.numpy.stack([traced["a"], traced["b"]])[None]
+
+    fn = jax.shard_map(seen, mesh=mesh, in_specs=(), out_specs=jax.P(("a", "b")), check_vma=False)
+    assert np.asarray(jax.jit(fn)()).tolist() == [[a, b] for a in range(2) for b in range(3)]

@@ -1,0 +1,55 @@
+"""``syncopate explain``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from syncopate_jax.cli import main
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        "all_gather_matmul",
+        "all_to_all_matmul",
+        "matmul_all_reduce",
+        "matmul_all_to_all",
+        "matmul_reduce_scatter",
+    ],
+)
+def test_every_operator_is_explained(operator: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", operator, "--ranks", "4", "--shape", "512,512,512", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["auto"] == "xla"
+    assert found["backends"]["xla"] == {"can": True, "reason": ""}
+    assert found["backends"]["remote_dma"] == {"can": True, "reason": ""}
+    predicted = found["predicted_us"][str(found["best_split"])]
+    assert predicted["bound"] <= predicted["fused"] <= predicted["unfused"] * 1.001
+    assert all(predicted["fused"] <= other["fused"] for other in found["predicted_us"].values())
+
+
+def test_a_backend_that_cannot_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["explain", "all_gather_matmul", "--ranks", "2", "--shape", "256,256,256"]
+    assert main([*argv, "--target", "fpga"]) == 0
+    out = capsys.readouterr().out
+    assert "remote_dma   target: no local kernel is written for 'fpga'; known:" in out
+    assert "backend 'auto' takes xla" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--shape", "1,2"], "--shape '1,2': needs three positive integers M,K,N"),
+        (["--shape", "8,0,8"], "--shape '8,0,8': needs three positive integers M,K,N"),
+        (["--shape", "9,8,8"], "M = 9 is not a multiple of the 8 ranks that share it"),
+        (["--shape", "8,8,8", "--ranks", "0"], "--ranks must be at least 1, found 0"),
+        (["--shape", "8,8,8", "--topology", "moon"], "moon"),
+    ],
+)
+def test_bad_input_is_named(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", "all_gather_matmul", *argv]) == 2
+    assert message in capsys.readouterr().err

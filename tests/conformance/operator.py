@@ -1,0 +1,77 @@
+"""What every operator of ``syncopate_jax.ops`` must do; a new one is found by its name.
+
+An operator is a function of ``x`` and ``w`` whose other arguments are keywords; the variants in
+``tests/ops/cases.py`` say how its arrays are sharded.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from syncopate_jax import ops
+from syncopate_jax.errors import InputError, MeshError
+from syncopate_jax.registry import backends
+from tests.ops import cases
+from tests.ops.cases import CASES, Case
+
+# ``matmul`` takes whole sharded arrays and finds its mesh axes itself; the others are told theirs.
+OPERATORS = tuple(name for name in ops.__all__ if name != "matmul")
+OPTIONS = ("axis_name", "preferred_element_type", "backend", "target", "plan", "split", "tiles")
+
+
+class OperatorConformance:
+    """Subclass it in a test module to run it."""
+
+    @pytest.fixture(params=OPERATORS)
+    def operator(self, request: pytest.FixtureRequest) -> Any:
+        return getattr(ops, request.param)
+
+    @pytest.fixture(params=CASES, ids=lambda case: case.name)
+    def case(self, request: pytest.FixtureRequest) -> Case:
+        return request.param
+
+    def test_has_a_variant_among_the_cases(self, operator: Any) -> None:
+        assert [case.name for case in CASES if case.operator is operator]
+
+    def test_takes_two_arrays_and_the_usual_keywords(self, operator: Any) -> None:
+        parameters = inspect.signature(operator).parameters
+        assert list(parameters)[:2] == ["x", "w"]
+        for name in OPTIONS:
+            assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+        required = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty]
+        assert required == ["x", "w", "axis_name"]
+
+    def test_documents_shapes_results_and_errors(self, operator: Any) -> None:
+        text = operator.__doc__
+        assert text and all(part in text for part in ("Args:", "Returns:", "Raises:", "[..., M"))
+
+    def test_names_itself_in_errors(self, operator: Any) -> None:
+        with pytest.raises(MeshError, match=f"{operator.__name__} communicates over mesh axis"):
+            operator(jnp.ones((4, 4)), jnp.ones((4, 4)), axis_name="t")
+        with pytest.raises(InputError, match=f"{operator.__name__}: w must be"):
+            operator(jnp.ones((4, 4)), jnp.ones(4), axis_name="t")
+
+    def test_shape_and_type_do_not_depend_on_the_backend(self, case: Case) -> None:
+        x, w, ct = cases.operands(2, 12, 12, 12)
+        mesh = cases.ranks_mesh(3)
+        for backend in ("auto", *backends.names()):
+            if not _for_tpu(backend):
+                continue
+            y = jax.eval_shape(cases.sharded(case, mesh, backend=backend), x, w)
+            assert (y.shape, y.dtype) == (ct.shape, ct.dtype)
+
+    def test_equals_float64(self, case: Case) -> None:
+        arrays = cases.operands(1, 6, 6, 6)
+        fn = cases.sharded(case, cases.ranks_mesh(2))
+        found = cases.value_and_gradients(fn, *arrays)
+        for one, wanted in zip(found, cases.exact(*arrays), strict=True):
+            assert cases.error(one, wanted) < 1e-6
+
+
+def _for_tpu(backend: str) -> bool:
+    return backend == "auto" or "tpu" in backends.get(backend).targets

@@ -1,0 +1,137 @@
+"""Local kernels: what is read from grid and BlockSpecs, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+
+from syncopate_jax.errors import InputError
+from syncopate_jax.kernel.access import Access, BoxAccess
+from syncopate_jax.kernel.local import PallasKernel, block_shape
+from syncopate_jax.pallas_kernels import matmul_tpu
+from tests.backends import own_kernels
+
+
+def kernel(in_spec: pl.BlockSpec, *, grid: tuple[int, ...] = (2,), **changes: Any) -> PallasKernel:
+    def body(x: jax.Ref, out: jax.Ref) -> None:
+        out[...] = x[...]
+
+    given: dict[str, Any] = {
+        "body": body,
+        "grid": grid,
+        "operands": ("x",),
+        "results": ("out",),
+        "in_specs": (in_spec,),
+        "out_specs": (pl.BlockSpec((2, 4), lambda i, *_: (i, 0)),),
+        "out_shape": (jax.ShapeDtypeStruct((4, 4), jnp.float32),),
+    }
+    return PallasKernel(**(given | changes))
+
+
+ROWS = pl.BlockSpec((2, 4), lambda i: (i, 0))
+
+
+def refused(text: str) -> Any:
+    return pytest.raises(InputError, match=re.escape(text))
+
+
+def test_a_kernel_runs_alone() -> None:
+    x, s = jnp.ones((5, 4)), jnp.arange(5.0)[:, None]
+    (y,) = own_kernels.scale(5, 4)(x, s, interpret=True)
+    np.testing.assert_array_equal(y, x * s)
+
+
+def test_attention_alone_has_a_reduction_axis() -> None:
+    found = own_kernels.attention(4, 6, 4, 2, 2)
+    assert found.reduction_axes == (1,)
+    space, accesses = found.read({"k": (6, 4), "q": (4, 4)})
+    assert (space.num_tiles, space.num_steps) == (2, 3)
+    assert accesses["k"] == Access("k", (6, 4), ("g1", None))
+    assert accesses["q"] == Access("q", (4, 4), ("g0", None))
+    assert accesses["out"] == Access("out", (4, 4), ("g0", None), write=True)
+
+
+def test_index_maps_that_follow_no_axis_give_boxes() -> None:
+    flipped = kernel(pl.BlockSpec((2, 4), lambda i: (1 - i, 0)))
+    space, accesses = flipped.read({"x": (4, 4)})
+    assert isinstance(accesses["x"], BoxAccess)
+    lo, hi = accesses["x"].boxes(space)
+    assert lo[:, 0].tolist() == [[2, 0], [0, 0]] and hi[:, 0].tolist() == [[4, 4], [2, 4]]
+
+
+def test_operands_without_blocks_are_taken_whole() -> None:
+    whole = kernel(pl.BlockSpec())
+    assert whole.read({"x": (4, 4)})[1]["x"].boxes(whole.tile_space({}))[1][1, 0].tolist() == [4, 4]
+
+
+def test_block_shapes() -> None:
+    spec = pl.BlockSpec((None, pl.Squeezed(), pl.Blocked(3), 2), lambda i: (i, 0, 0, 0))
+    assert block_shape(spec, (5, 5, 5, 5)) == (1, 1, 3, 2)
+    assert block_shape(pl.BlockSpec(), (5, 0)) == (5, 1)
+
+
+def test_blocks_without_a_grid() -> None:
+    spec = pl.BlockSpec((pl.Element(2), 4), lambda i: (i, 0))
+    with pytest.raises(InputError, match=r"block dimension Element\(.*has no fixed grid of blocks"):
+        kernel(spec).read({"x": (4, 4)})
+
+
+def test_index_maps_that_read_something_else() -> None:
+    def traced(i: Any) -> Any:
+        return jax.jit(lambda: 0)() + i, "first"
+
+    with refused("kernel: an index map must be a function of the grid indices alone; got "):
+        kernel(pl.BlockSpec((2, 4), traced)).read({"x": (4, 4)})
+
+
+@pytest.mark.parametrize("what", ["in_specs", "out_specs", "out_shape"])
+def test_numbers_of_specs(what: str) -> None:
+    name = "x" if what == "in_specs" else "out"
+    with refused(f"kernel: 1 names ('{name}',) need as many {what}, found 0"):
+        kernel(ROWS, **{what: ()})
+
+
+def test_names_that_repeat() -> None:
+    with refused("kernel: operand and result names repeat: ['x', 'x']"):
+        kernel(ROWS, results=("x",))
+
+
+def test_shapes_of_another_number_of_dimensions() -> None:
+    with refused("kernel: blocks of x have 2 dimensions, its shape is (1, 4, 4)"):
+        kernel(ROWS).read({"x": (1, 4, 4)})
+
+
+MATMUL = {"sizes": {"m": 6, "n": 4, "k": 4, "b": 2}, "dtype": "float32", "out_dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    "lhs,rhs,out",
+    [("bmk", "kn", "bmn"), ("bmk", "bmn", "kn"), ("bmn", "kn", "bmk"), ("mk", "kn", "nm")],
+)
+def test_products_of_any_letters(lhs: str, rhs: str, out: str) -> None:
+    made = matmul_tpu.matmul(lhs, rhs, out, tiles={"m": 3, "n": 2, "k": 2}, **MATMUL)
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal([MATMUL["sizes"][x] for x in s]).astype("f") for s in (lhs, rhs))
+    (y,) = made(a, b, interpret=True)
+    np.testing.assert_allclose(y, np.einsum(f"{lhs},{rhs}->{out}", a, b), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(made.reference(a, b), y, rtol=1e-5, atol=1e-5)
+
+
+def test_products_that_are_refused() -> None:
+    tiles = {"m": 3, "n": 2, "k": 3}
+    with refused(
+        "matmul: letter k, which is reduced or in brackets, has extent 4, which its tile 3"
+    ):
+        matmul_tpu.matmul("mk", "kn", "mn", tiles=tiles, **MATMUL)
+    with refused("matmul: operand 'bm' needs two of the letters m, n, k"):
+        matmul_tpu.matmul("bm", "kn", "mn", tiles=tiles, **MATMUL)
+    with refused(
+        "matmul: letter m, which is reduced or in brackets, has extent 6, which its tile 4"
+    ):
+        matmul_tpu.matmul("(bm)k", "kn", "(bm)n", tiles={"m": 4, "n": 2, "k": 2}, **MATMUL)

@@ -1,0 +1,95 @@
+"""The native library: built once by content, and plain words where it cannot be built."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.native import build
+
+
+def fake_compiler(folder: Path, body: str) -> Path:
+    """A compiler that answers --version, and otherwise runs ``body`` with $out set."""
+    path = folder / "fake-c++"
+    path.write_text(
+        '#!/bin/sh\nif [ "$1" = --version ]; then echo fake 1.0; exit 0; fi\n'
+        'while [ "$1" != -o ]; do shift; done\nout="$2"\n' + body
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "syncopate_jax"
+
+
+def test_the_library_is_kept_by_content(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    compiler = fake_compiler(tmp_path, f'echo ran >> {log}\necho library > "$out"\n')
+    monkeypatch.setenv("CXX", str(compiler))
+    first = build.build()
+    assert build.build() == first
+    assert first.read_text() == "library\n"
+    assert log.read_text() == "ran\n"
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
+    assert build.build() != first
+    assert log.read_text() == "ran\nran\n"
+    assert sorted(path.suffix for path in cache.iterdir()) == ["", ".so", ".so"]
+
+
+def test_two_processes_compile_once(cache: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    compiler = fake_compiler(tmp_path, f'echo ran >> {log}\nsleep 1\necho library > "$out"\n')
+    environ = {**os.environ, "CXX": str(compiler), "JAX_PLATFORMS": "cpu"}
+    program = "from syncopate_jax.native import build; print(build.build().read_text())"
+    running = [
+        subprocess.Popen([sys.executable, "-c", program], env=environ, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    assert [one.communicate(timeout=120)[0] for one in running] == [b"library\n\n"] * 2
+    assert log.read_text() == "ran\n"
+
+
+def test_a_machine_without_a_compiler_says_so(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "absent-c++"))
+    with pytest.raises(
+        UnsupportedError, match=r"no compiler was found .*absent-c\+\+.*; install g\+\+"
+    ):
+        build.build()
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no compiler was found (c++, g++, clang++)" in str(build.missing())
+
+
+def test_what_the_compiler_says_is_passed_on(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = fake_compiler(tmp_path, "echo handlers.cc:1: no such thing >&2\nexit 3\n")
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(
+        UnsupportedError, match=r"(?s)did not compile \(exit 3\).*no such thing.*point CXX at"
+    ):
+        build.build()
+    assert [path.name for path in cache.iterdir()] == ["lock"]
+
+
+@pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
+def test_the_source_compiles_without_a_warning(tmp_path: Path) -> None:
+    import jax
+
+    command = [str(build.compiler()), *build.FLAGS, "-Werror", "-fsyntax-only"]
+    command += ["-isystem", jax.ffi.include_dir(), str(build.SOURCE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,121 @@
+"""The operators' variants as data: what each takes, gives and should equal; for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from syncopate_jax.ops import (
+    all_gather_matmul,
+    all_to_all_matmul,
+    matmul_all_reduce,
+    matmul_all_to_all,
+    matmul_reduce_scatter,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One variant of an operator, by how its arrays are sharded along one axis.
+
+    Attributes:
+      x, w, out: index of the sharded dimension of [b, m, k], [k, n] and [b, m, n]; None: whole.
+      options: keyword arguments that select the variant.
+      whole_result: the result is the same on every rank, though JAX cannot know (all_gather).
+    """
+
+    name: str
+    operator: Callable[..., jax.Array]
+    x: int | None
+    w: int | None
+    out: int | None
+    options: dict[str, Any] = field(default_factory=dict)
+    whole_result: bool = False
+
+
+CASES = (
+    Case("gather_x_m", all_gather_matmul, 1, 1, 2),
+    Case("gather_x_k", all_gather_matmul, 2, 1, 2, {"dimension": "k"}),
+    Case("gather_w_k", all_gather_matmul, 1, 0, 1, {"gathered": "w", "dimension": "k"}),
+    Case("gather_w_n", all_gather_matmul, 1, 1, 1, {"gathered": "w", "dimension": "n"}),
+    Case("scatter_m", matmul_reduce_scatter, 2, 0, 1),
+    Case("scatter_n", matmul_reduce_scatter, 2, 0, 2, {"scatter": "n"}),
+    Case("all_reduce", matmul_all_reduce, 2, 0, None),
+    Case("to_rows", all_to_all_matmul, 2, None, 1),
+    Case("to_columns", matmul_all_to_all, 1, None, 2),
+)
+BY_NAME = {case.name: case for case in CASES}
+
+
+def spec(dimension: int | None, ndim: int, axes: Any) -> P:
+    """PartitionSpec with ``axes`` at ``dimension``."""
+    return P(*(axes if d == dimension else None for d in range(ndim)))
+
+
+def ranks_mesh(ranks: int, axis_type: AxisType = AxisType.Auto) -> jax.sharding.Mesh:
+    """A mesh over the first ``ranks`` devices, axis ``t``."""
+    return jax.make_mesh((ranks,), ("t",), (axis_type,), devices=jax.devices()[:ranks])
+
+
+def sharded(
+    case: Case,
+    mesh: jax.sharding.Mesh,
+    axes: Any = "t",
+    *,
+    check_vma: bool = True,
+    **options: Any,
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """The operator over whole arrays, sharded as the case says along ``axes``."""
+
+    def local(x: jax.Array, w: jax.Array) -> jax.Array:
+        return case.operator(x, w, axis_name=axes, **case.options, **options)
+
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(spec(case.x, 3, axes), spec(case.w, 2, axes)),
+        out_specs=spec(case.out, 3, axes),
+        check_vma=check_vma,
+    )
+
+
+def operands(b: int, m: int, k: int, n: int, dtype: str = "float32", seed: int = 0) -> Any:
+    """Random x [b, m, k], w [k, n] and cotangent [b, m, n], scaled so that results are near 1."""
+    rng = np.random.default_rng(seed)
+    arrays = (
+        rng.standard_normal((b, m, k)) / np.sqrt(k),
+        rng.standard_normal((k, n)),
+        rng.standard_normal((b, m, n)),
+    )
+    return tuple(jnp.asarray(a, dtype) for a in arrays)
+
+
+def exact(x: jax.Array, w: jax.Array, ct: jax.Array) -> tuple[np.ndarray, ...]:
+    """Result and both gradients in float64."""
+    x, w, ct = (np.asarray(a, np.float64) for a in (x, w, ct))
+    return x @ w, np.einsum("bmn,kn->bmk", ct, w), np.einsum("bmk,bmn->kn", x, ct)
+
+
+def value_and_gradients(
+    fn: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, w: jax.Array, ct: jax.Array
+) -> tuple[np.ndarray, ...]:
+    """Result and both gradients of ``fn``, in float64."""
+
+    @jax.jit
+    def run(x: jax.Array, w: jax.Array, ct: jax.Array) -> Any:
+        y, transpose = jax.vjp(fn, x, w)
+        return y, *transpose(ct.astype(y.dtype))
+
+    return tuple(np.asarray(a, np.float64) for a in run(x, w, ct))
+
+
+def error(found: np.ndarray, wanted: np.ndarray) -> float:
+    """Frobenius norm of the difference, relative to what is wanted."""
+    return float(np.linalg.norm(found - wanted) / max(np.linalg.norm(wanted), 1e-30))

@@ -1,0 +1,299 @@
+"""What a user can get wrong, and the message with the numbers that each gives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from syncopate_jax.errors import InputError, MeshError, UnsupportedError
+from syncopate_jax.ops import (
+    all_gather_matmul,
+    all_to_all_matmul,
+    matmul_all_reduce,
+    matmul_all_to_all,
+    matmul_reduce_scatter,
+)
+from syncopate_jax.ops.spec import Contraction
+from syncopate_jax.options import Options
+from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
+from syncopate_jax.plans.reduce_scatter_direct import reduce_scatter_direct
+from tests.ops import cases
+from tests.ops.cases import CASES, Case
+
+OPERATORS = (
+    all_gather_matmul,
+    all_to_all_matmul,
+    matmul_all_reduce,
+    matmul_all_to_all,
+    matmul_reduce_scatter,
+)
+each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda o: o.__name__)
+BACKENDS = ("xla", "remote_dma")
+
+
+def local(
+    operator: Callable[..., jax.Array], *arrays: Any, ranks: int = 2, **options: Any
+) -> jax.Array:
+    """Traces the operator on arrays that every rank has whole."""
+    mesh = cases.ranks_mesh(ranks)
+    options = {"axis_name": "t"} | options
+    fn = jax.shard_map(
+        lambda: operator(*arrays, **options), mesh=mesh, in_specs=(), out_specs=jax.P("t"),
+        check_vma=False,
+    )  # fmt: skip
+    return jax.eval_shape(fn)
+
+
+def refused(text: str, error: type[Exception] = InputError) -> Any:
+    """Expects an error with these words in it, spaces and numbers alike."""
+    return pytest.raises(error, match=re.escape(text))
+
+
+X, W = jnp.ones((4, 8)), jnp.ones((8, 6))
+
+
+@each_operator
+@pytest.mark.parametrize("name", ["int32", "int8", "bool", "complex64"])
+def test_types_that_are_not_floating_point(operator: Any, name: str) -> None:
+    with refused(
+        f"{operator.__name__}: x has dtype {name}; needs one of float32, bfloat16, float16, float64"
+    ):
+        local(operator, X.astype(name), W)
+    with refused(f"{operator.__name__}: w has dtype {name}"):
+        local(operator, X, W.astype(name))
+
+
+@each_operator
+@pytest.mark.parametrize("asked,shown", [("int32", "int32"), (object, "object"), ("nope", "nope")])
+def test_result_types_that_are_not_floating_point(operator: Any, asked: Any, shown: str) -> None:
+    with pytest.raises(InputError, match=f"preferred_element_type is .*{shown}.*; needs one of"):
+        local(operator, X, W, preferred_element_type=asked)
+
+
+@each_operator
+def test_wrong_numbers_of_dimensions(operator: Any) -> None:
+    name = operator.__name__
+    with refused(f"{name}: x must be [..., rows, columns], found shape (4,)"):
+        local(operator, X[:, 0], W)
+    with refused(f"{name}: x must be [..., rows, columns], found shape ()"):
+        local(operator, X[0, 0], W)
+    with refused(f"{name}: w must be [rows, columns], found shape (8,)"):
+        local(operator, X, W[:, 0])
+    with refused(f"{name}: w must be [rows, columns], found shape (1, 8, 6)"):
+        local(operator, X, W[None])
+
+
+@each_operator
+def test_what_is_no_array(operator: Any) -> None:
+    with refused(f"{operator.__name__}: x must be an array, found list"):
+        local(operator, [[1.0]], W)
+    with refused(f"{operator.__name__}: w must be an array, found NoneType"):
+        local(operator, X, None)
+
+
+@each_operator
+def test_missing_arguments_are_pythons_own_errors(operator: Any) -> None:
+    with pytest.raises(TypeError, match="axis_name"):
+        operator(X, W)
+    with pytest.raises(TypeError, match="'w'"):
+        operator(X, axis_name="t")
+
+
+@each_operator
+def test_numpy_arrays_are_arrays(operator: Any) -> None:
+    options = {"ranks": 1}
+    assert local(operator, np.ones((4, 8), "f"), np.ones((8, 6), "f"), **options).shape == (4, 6)
+
+
+@each_operator
+def test_outside_shard_map(operator: Any) -> None:
+    text = (
+        f"{operator.__name__} communicates over mesh axis 't', which is not bound here "
+        "(bound: none); call it inside jax.shard_map over a mesh with that axis"
+    )
+    with refused(text, MeshError):
+        operator(X, W, axis_name="t")
+    sharded = jax.device_put(X, jax.NamedSharding(cases.ranks_mesh(4), jax.P("t")))
+    with refused(text, MeshError):
+        jax.jit(lambda x: operator(x, W, axis_name="t"))(sharded)
+
+
+@each_operator
+def test_axis_names(operator: Any) -> None:
+    with refused(
+        "communicates over mesh axis 'u', which is not bound here (bound: 't')", MeshError
+    ):
+        local(operator, X, W, axis_name="u")
+    for wrong in ((), ("t", "t"), ["t"], 3, None):
+        with refused(
+            f"{operator.__name__}: axis_name must be a mesh axis name or a tuple of different "
+            f"ones, found {wrong!r}"
+        ):
+            local(operator, X, W, axis_name=wrong)
+
+
+CONTRACTED = [
+    (all_gather_matmul, {}, "x (4, 8) gives 8, w (7, 6) gives 7 (x and w as exchanged over 2"),
+    (all_gather_matmul, {"dimension": "k"}, "x (4, 8) gives 16, w (7, 6) gives 7"),
+    (
+        all_gather_matmul,
+        {"gathered": "w", "dimension": "k"},
+        "x (4, 8) gives 8, w (7, 6) gives 14",
+    ),
+    (all_gather_matmul, {"gathered": "w", "dimension": "n"}, "x (4, 8) gives 8, w (7, 6) gives 7"),
+    (all_to_all_matmul, {}, "x (4, 8) gives 16, w (7, 6) gives 7"),
+    (matmul_all_reduce, {}, "x (4, 8) gives 8, w (7, 6) gives 7"),
+    (matmul_all_to_all, {}, "x (4, 8) gives 8, w (7, 6) gives 7"),
+    (matmul_reduce_scatter, {}, "x (4, 8) gives 8, w (7, 6) gives 7"),
+]
+
+
+@pytest.mark.parametrize("operator,options,text", CONTRACTED)
+def test_contracted_dimensions_that_differ(operator: Any, options: Any, text: str) -> None:
+    with refused(f"{operator.__name__}: contracted dimensions differ: {text}"):
+        local(operator, X, jnp.ones((7, 6)), **options)
+
+
+SCATTERED = [
+    (matmul_reduce_scatter, {}, (4, 8), (8, 6), "m of the result", 4),
+    (matmul_reduce_scatter, {"scatter": "n"}, (4, 8), (8, 7), "n of the result", 7),
+    (all_to_all_matmul, {}, (4, 8), (24, 6), "m of x", 4),
+    (matmul_all_to_all, {}, (4, 8), (8, 7), "n of the result", 7),
+]
+
+
+@pytest.mark.parametrize("operator,options,x,w,what,extent", SCATTERED)
+def test_scattered_dimensions_that_do_not_divide(
+    operator: Any, options: Any, x: Any, w: Any, what: str, extent: int
+) -> None:
+    with refused(
+        f"{operator.__name__}: dimension {what} is scattered over 3 ranks, which does not divide "
+        f"its extent {extent}; pad it to a multiple of 3"
+    ):
+        local(operator, jnp.ones(x), jnp.ones(w), ranks=3, **options)
+
+
+def test_variants_that_do_not_exist() -> None:
+    with refused("all_gather_matmul: cannot gather 'x' along 'n'; known: x along m, x along k, w"):
+        all_gather_matmul(X, W, axis_name="t", dimension="n")
+    with refused("all_gather_matmul: cannot gather 'y' along 'm'"):
+        all_gather_matmul(X, W, axis_name="t", gathered="y")
+    with refused("matmul_reduce_scatter: scatter must be 'm' or 'n', found 'k'"):
+        matmul_reduce_scatter(X, W, axis_name="t", scatter="k")
+
+
+OPTIONS = [
+    ({"backend": "nope"}, "no backend is called 'nope'; known: "),
+    ({"backend": 3}, "backend: needs a name, found 3"),
+    ({"backend": None}, "backend: needs a name, found None"),
+    ({"target": 4}, "target: needs a name, found 4"),
+    ({"target": "fpga"}, "target: no local kernel is written for 'fpga'; known: tpu"),
+    ({"plan": "nope"}, "no plan template is called 'nope'; known: all_gather_double_ring"),
+    ({"plan": 7}, "plan: needs a Plan, the name of a plan template or None, found 7"),
+    ({"split": 0}, "split: needs an integer of at least 1 or None, found 0"),
+    ({"split": 1.5}, "split: needs an integer of at least 1 or None, found 1.5"),
+    ({"tiles": {"m": 0}}, "tiles: m needs an integer of at least 1, found 0"),
+    ({"tiles": {"m": "8"}}, "tiles: m needs an integer of at least 1, found '8'"),
+    ({"tiles": {"q": 8}}, "tiles: ['q'] are no letters; known: k, m, n"),
+    ({"tiles": 128}, "tiles: needs a mapping of letters to sizes, found 128"),
+]
+
+
+@pytest.mark.parametrize("options,text", OPTIONS)
+@each_operator
+def test_options(operator: Any, options: dict[str, Any], text: str) -> None:
+    for backend in BACKENDS:
+        with refused(text):
+            local(operator, X, W, ranks=1, **({"backend": backend} | options))
+
+
+def test_orders() -> None:
+    with refused("order: needs one of natural, grouped, snake, found 'random'"):
+        Options(order="random")
+
+
+def gather_plan(ranks: int, **changes: Any) -> Any:
+    given = {"shape": (ranks, 1, 4, 8), "dtype": "float32", "split_axis": 2} | changes
+    return all_gather_swizzle(ranks, **given)
+
+
+PLANS = [
+    (gather_plan(3), "its number of ranks is 3, this all_gather needs 2; start from template"),
+    (gather_plan(2, dtype="bfloat16"), "its dtype is bfloat16, this all_gather needs float32"),
+    (gather_plan(2, shape=(2, 1, 5, 8)), "its shape is (2, 1, 5, 8), this all_gather needs (2, 1"),
+    (gather_plan(2, axis=3), "its initial data is ['[0:2,0:1,0:4,0:4]', "),
+    (
+        replace(gather_plan(2), goals=gather_plan(2).goals[:1]),
+        "its final data is ['[0:2,0:1,0:4,0:8]', 'none'], this all_gather needs",
+    ),
+    ("broadcast", "plan broadcast: its initial data is ['[0:2,0:1,0:4,0:8]', 'none'], this all"),
+    (
+        "reduce_scatter_direct",
+        "plan reduce_scatter_direct: its initial data is ['[0:2,0:1,0:4,0:8]",
+    ),
+    ("all_to_all_waves", "plan: template 'all_to_all_waves' makes no all_gather, it takes no axis"),
+]
+
+
+@pytest.mark.parametrize("plan,text", PLANS, ids=range(len(PLANS)))
+def test_plans_of_another_exchange(plan: Any, text: str) -> None:
+    with refused(text):
+        local(all_gather_matmul, X, W, backend="remote_dma", plan=plan)
+
+
+def test_plans_of_another_reduction() -> None:
+    plan = reduce_scatter_direct(2, (2, 1, 2, 6), dtype="float32", split_axis=2, reduce="max")
+    with refused("its reduction is ['max'], this reduce_scatter needs ['sum']; start from"):
+        local(matmul_reduce_scatter, X, W, backend="remote_dma", plan=plan)
+
+
+def test_a_plan_may_be_the_users_own() -> None:
+    shape = local(all_gather_matmul, X, W, backend="remote_dma", plan=gather_plan(2, split=2)).shape
+    assert shape == (2 * 8, 6)  # out_specs joins the two ranks' results
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_fused_operators_refuse_empty_operands(case: Case) -> None:
+    fn = cases.sharded(case, cases.ranks_mesh(2), backend="remote_dma")
+    with refused("has nothing to compute; use backend 'xla'", UnsupportedError):
+        jax.eval_shape(fn, jnp.ones((0, 4, 4)), jnp.ones((4, 4)))
+
+
+def test_fused_operators_refuse_float64() -> None:
+    with jax.enable_x64(True):
+        x, w = np.ones((4, 8)), np.ones((8, 6))
+        with refused("a fused all_gather adds in float32, which would lose", UnsupportedError):
+            local(all_gather_matmul, x, w, backend="remote_dma")
+        assert local(all_gather_matmul, x, w).dtype == jnp.float64
+
+
+def test_automatic_mesh_axes() -> None:
+    mesh = jax.make_mesh((2, 2), ("d", "t"), (jax.sharding.AxisType.Auto,) * 2)
+    fn = jax.shard_map(
+        lambda x: all_gather_matmul(x, W, axis_name="t"), mesh=mesh, in_specs=jax.P("t"),
+        out_specs=jax.P(), axis_names={"t"}, check_vma=False,
+    )  # fmt: skip
+    with refused("axis 'd' must be manual too: leave out axis_names=", MeshError):
+        jax.eval_shape(jax.jit(fn), X)
+
+
+def test_forward_mode_derivatives() -> None:
+    fn = jax.jit(cases.sharded(CASES[0], cases.ranks_mesh(2)))
+    with pytest.raises(TypeError, match="can't apply forward-mode autodiff"):
+        jax.jvp(lambda x: fn(x, W), (X[None],), (X[None],))
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "nothing"])
+def test_kinds_of_exchange(kind: str) -> None:
+    spec = Contraction("bmk", "kn", "bmn", kind, "lhs", gather="m")
+    from syncopate_jax.backends import xla
+
+    with refused(f"exchange: {kind!r} is no kind of exchange"):
+        xla.exchange(X, spec.exchange, ("t",))

@@ -1,0 +1,208 @@
+"""``matmul`` under plain jit: values, gradients, and no operand moved that need not be."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from syncopate_jax.errors import InputError, MeshError, UnsupportedError
+from syncopate_jax.importers import shardings
+from syncopate_jax.ops import auto_axes, explicit_axes, matmul
+
+EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
+ONE = (P(), P("t"), P(None, "t"))
+TWO = (
+    (P("t", "u"), P("u"), P("t")),
+    (P("t"), P("u", "t"), P("t", "u")),
+    (P(None, ("t", "u")), P(("t", "u")), P(("t", "u"))),
+    (P(("t", "u")), P(None, ("u", "t")), P(None, ("u", "t"))),
+)
+
+
+def mesh_of(sizes: tuple[int, ...], *kinds: AxisType) -> jax.sharding.Mesh:
+    kinds = kinds if len(kinds) == len(sizes) else kinds * len(sizes)
+    devices = jax.devices()[: int(np.prod(sizes))]
+    return jax.make_mesh(sizes, ("t", "u")[: len(sizes)], kinds, devices=devices)
+
+
+def arrays(*shapes: tuple[int, ...]) -> list[jax.Array]:
+    """Small integers: sums are exact in whatever order."""
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.integers(-3, 4, shape), jnp.float32) for shape in shapes]
+
+
+def placed(mesh: jax.sharding.Mesh, x: jax.Array, spec: P) -> jax.Array:
+    return jax.device_put(x, NamedSharding(mesh, spec))
+
+
+def spied(monkeypatch: pytest.MonkeyPatch) -> list[shardings.Derived]:
+    """Every derivation from now on."""
+    seen = []
+
+    def spy(*args: Any, **kwargs: Any) -> shardings.Derived:
+        seen.append((args[1:], shardings.derive(*args, **kwargs)))
+        return seen[-1][1]
+
+    for module in (auto_axes, explicit_axes):
+        monkeypatch.setattr(module, "derive", spy)
+    return seen
+
+
+def padded(spec: P, ndim: int = 2) -> P:
+    return P(*spec, *(None,) * (ndim - len(spec)))
+
+
+def same(a: P, b: P) -> bool:
+    return padded(a) == padded(b)
+
+
+def check(mesh: Any, seen: list[Any], lhs: P, rhs: P, out: P | None) -> None:
+    """Value, gradients, and that the derivation saw the operands as they are sharded."""
+    x, w = arrays((8, 4), (4, 12))
+    auto = mesh.axis_types[0] == AUTO
+
+    def run(x: jax.Array, w: jax.Array) -> Any:
+        y, transpose = jax.vjp(lambda x, w: matmul(x, w, out_sharding=out, backend="xla"), x, w)
+        ct = jnp.cos(jnp.arange(y.size)).reshape(y.shape)
+        ct = ct if auto else jax.reshard(ct, jax.typeof(y).sharding.spec)
+        return y, transpose(ct)
+
+    seen.clear()
+    with jax.set_mesh(mesh):
+        y, (dx, dw) = jax.jit(run)(placed(mesh, x, lhs), placed(mesh, w, rhs))
+    ct = np.cos(np.arange(y.size)).reshape(y.shape)
+    np.testing.assert_array_equal(y, x @ w)
+    np.testing.assert_allclose(dx, ct @ w.T, atol=1e-4)
+    np.testing.assert_allclose(dw, x.T @ ct, atol=1e-4)
+    assert out is None or same(y.sharding.spec, out)
+    assert _kept(lhs, dx.sharding.spec, auto) and _kept(rhs, dw.sharding.spec, auto)
+    # Three products: what each was derived from is what its operands were.
+    found = [str((padded(a), padded(b))) for (a, b, _), _ in seen]
+    shown = padded(y.sharding.spec)
+    wanted = [str((padded(a), padded(b))) for a, b in ((lhs, rhs), (shown, rhs), (lhs, shown))]
+    assert wanted[0] in found if auto else sorted(found) == sorted(wanted)
+
+
+def _kept(wanted: P, found: P, auto: bool) -> bool:
+    """On auto axes a gradient has its operand's axes, and may have more of them."""
+    if not auto:
+        return same(wanted, found)
+    pairs = zip(padded(wanted), padded(found), strict=True)
+    return all(_names(b)[: len(_names(a))] == _names(a) for a, b in pairs)
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+@pytest.mark.parametrize("out", [*ONE, None], ids=str)
+@pytest.mark.parametrize("kind", [EXPLICIT, AUTO], ids=str)
+def test_every_sharding_along_one_axis(
+    kind: AxisType, out: P | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = spied(monkeypatch)
+    mesh = mesh_of((2,), kind)
+    for lhs, rhs in itertools.product(ONE, ONE):
+        if out is None and kind == AUTO and (lhs, rhs) == (ONE[0], ONE[0]):
+            continue  # nothing is sharded
+        check(mesh, seen, lhs, rhs, out)
+
+
+@pytest.mark.parametrize("kind", [EXPLICIT, AUTO], ids=str)
+def test_two_axes(kind: AxisType, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = spied(monkeypatch)
+    for lhs, rhs, out in TWO:
+        check(mesh_of((2, 2), kind), seen, lhs, rhs, out)
+
+
+@pytest.mark.parametrize("kind", [EXPLICIT, AUTO], ids=str)
+def test_the_program_has_the_derived_collectives_and_no_more(kind: AxisType) -> None:
+    """Tensor parallelism in and out: one all-gather, one reduce-scatter."""
+    mesh = mesh_of((2,), kind)
+    x, w1, w2 = arrays((2, 8, 4), (4, 12), (12, 4))
+    rows, columns = P(None, "t"), P(None, None, "t")
+
+    def layer(x: jax.Array, w1: jax.Array, w2: jax.Array) -> jax.Array:
+        h = matmul(x, w1, out_sharding=columns, backend="xla")
+        return matmul(jax.nn.relu(h), w2, out_sharding=NamedSharding(mesh, rows), backend="xla")
+
+    with jax.set_mesh(mesh):
+        args = [placed(mesh, x, rows), placed(mesh, w1, P(None, "t")), placed(mesh, w2, P("t"))]
+        compiled = jax.jit(layer).lower(*args).compile()
+    np.testing.assert_array_equal(compiled(*args), jax.nn.relu(x @ w1) @ w2)
+    kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
+    found = re.findall(rf" ({kinds})(?:-start)?\(", compiled.as_text())
+    assert sorted(found) == ["all-gather", "reduce-scatter"]
+
+
+def test_fused_on_explicit_axes() -> None:
+    mesh = mesh_of((2,), EXPLICIT)
+    x, w = arrays((8, 4), (4, 12))
+    with jax.set_mesh(mesh):
+        args = placed(mesh, x, P("t")), placed(mesh, w, P(None, "t"))
+        run = jax.jit(lambda x, w: matmul(x, w, out_sharding=P(None, "t"), backend="remote_dma"))
+        np.testing.assert_array_equal(run(*args), x @ w)
+        assert "syncopate" in run.lower(*args).as_text(debug_info=True)
+
+
+def test_axes_of_both_kinds() -> None:
+    """Explicit axes are read from the types; the others stay the partitioner's."""
+    mesh = mesh_of((2, 2), EXPLICIT, AUTO)
+    x, w = arrays((8, 4), (4, 12))
+    with jax.set_mesh(mesh):
+        args = placed(mesh, x, P("t")), placed(mesh, w, P(None, "t"))
+        y = jax.jit(lambda x, w: matmul(x, w, out_sharding=P(None, "t"), backend="xla"))(*args)
+    np.testing.assert_array_equal(y, x @ w)
+
+
+@pytest.mark.parametrize("kind", [EXPLICIT, AUTO], ids=str)
+def test_dtypes(kind: AxisType) -> None:
+    mesh = mesh_of((2,), kind)
+    x, w = arrays((8, 4), (4, 12))
+
+    def run(x: jax.Array, w: jax.Array) -> Any:
+        f = lambda x, w: matmul(x, w, preferred_element_type=jnp.float32, backend="xla")  # noqa: E731
+        return f(x, w), jax.grad(lambda x, w: f(x, w).sum(), (0, 1))(x, w)
+
+    with jax.set_mesh(mesh):
+        args = placed(mesh, x.astype(jnp.bfloat16), P("t")), placed(mesh, w, P(None, "t"))
+        y, (dx, dw) = jax.jit(run)(*args)
+    assert (y.dtype, dx.dtype, dw.dtype) == (jnp.float32, jnp.bfloat16, jnp.float32)
+    np.testing.assert_array_equal(y, x @ w)
+
+
+def test_without_a_mesh_it_is_a_product() -> None:
+    x, w = arrays((8, 4), (4, 12))
+    np.testing.assert_array_equal(matmul(x, w), x @ w)
+
+
+def test_wrong_arguments() -> None:
+    x, w = arrays((8, 4), (4, 12))
+    with pytest.raises(
+        InputError, match=r"contracted dimensions differ: x \(8, 4\) gives 4, w \(12"
+    ):
+        matmul(x, w.T)
+    mesh = mesh_of((2,), EXPLICIT)
+    with jax.set_mesh(mesh):
+        with pytest.raises(
+            InputError, match="out_sharding must be a PartitionSpec or NamedSharding"
+        ):
+            matmul(placed(mesh, x, P("t")), w, out_sharding="t")  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="letter m has extent 7, which the 2 ranks of t"):
+            matmul(x[:7], w, out_sharding=P("t"))
+        inside = jax.shard_map(lambda x: matmul(x, x), in_specs=P(), out_specs=P())
+        with pytest.raises(MeshError, match=r"matmul was called inside jax\.shard_map over t"):
+            inside(x[:4])
+    with (
+        jax.set_mesh(mesh_of((2,), AUTO)),
+        pytest.raises(UnsupportedError, match="backend 'remote_dma' is interpreted on the CPU"),
+    ):
+        matmul(x, w, backend="remote_dma")

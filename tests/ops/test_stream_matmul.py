@@ -1,0 +1,113 @@
+"""Products that stream an operand from host memory: values, chunks, errors; lowering for CUDA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.native import build
+from syncopate_jax.ops import stream_matmul as op
+from syncopate_jax.ops.stream_matmul import stream_matmul
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
+
+needs_compiler = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
+
+
+def on_host(x: jax.Array) -> jax.Array:
+    device = jax.devices()[0]
+    return jax.device_put(x, jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host"))
+
+
+def normal(shape: tuple[int, int], seed: int, dtype: Any = jnp.bfloat16) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+@needs_compiler
+@pytest.mark.parametrize("chunks", [1, 3, 100])
+@pytest.mark.parametrize("side", ["x", "w", "w transposed"])
+def test_values(side: str, chunks: int) -> None:
+    x, w = normal((300, 96), 0), normal((96, 520), 1)
+    expected = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+    given = {"x": (on_host(x), w), "w": (x, on_host(w)), "w transposed": (x, on_host(w.T))}[side]
+    run = jax.jit(
+        lambda x, w: stream_matmul(
+            x,
+            w,
+            chunks=chunks,
+            w_transposed=side == "w transposed",
+            preferred_element_type=jnp.float32,
+        )
+    )
+    got = run(*given)
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=1e-4)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("side", "transposed"), [(0, False), (1, False), (1, True)])
+@pytest.mark.parametrize("config", [MatmulConfig(), MatmulConfig(cluster_m=2)])
+def test_it_lowers_for_cuda(side: int, transposed: bool, config: MatmulConfig) -> None:
+    operands = [normal((512, 256), 0), normal((1024, 256) if transposed else (256, 1024), 1)]
+    operands[side] = on_host(operands[side])
+    run = jax.jit(
+        lambda x, w: stream_matmul(x, w, chunks=2, w_transposed=transposed, config=config)
+    )
+    text = run.trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @syncopate_start") == 1
+    assert text.count("custom_call @mosaic_gpu_v2") == 1
+    assert text.index("@syncopate_start") < text.index("@mosaic_gpu_v2")
+
+
+def test_chunks_cover_the_tiles() -> None:
+    assert op.chunk_bounds(10, 4) == [0, 2, 5, 7, 10]
+    assert op.chunk_bounds(3, 16) == [0, 1, 2, 3]
+
+
+def test_the_walk_is_by_chunk_and_turns_round() -> None:
+    table = op.tile_table((3, 2), [0, 2, 3], 0)
+    assert table.tolist() == [
+        [0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0], [2, 1, 1], [2, 0, 1],
+    ]  # fmt: skip
+    across = op.tile_table((2, 3), [0, 2, 3], 1)
+    np.testing.assert_array_equal(across[:, [1, 0, 2]], table)
+
+
+def test_a_chunk_is_one_copy_behind_one_flag() -> None:
+    call = op.stream_call((300, 96), 2, [0, 1, 3], 128, 0)
+    assert [(c.src_offset, c.width, c.rows, c.slot) for c in call.copies] == [
+        (0, 128 * 192, 1, 0),
+        (128 * 192, 172 * 192, 1, 1),
+    ]
+    strided = op.stream_call((96, 520), 2, [0, 2, 3], 256, 1)
+    assert [(c.src_offset, c.src_pitch, c.width, c.rows) for c in strided.copies] == [
+        (0, 1040, 1024, 96),
+        (1024, 1040, 16, 96),
+    ]
+    assert call.wanted().tolist() == [[1, 1]]
+
+
+def test_operands_that_do_not_fit_are_refused() -> None:
+    x, w = normal((64, 32), 0), normal((32, 64), 1)
+    with pytest.raises(InputError, match=r"needs x \[M, K\] and w \[K, N\], found \(64, 32\) and"):
+        stream_matmul(on_host(x), x)
+    with pytest.raises(InputError, match=r"needs x \[M, K\] and w \[N, K\], found .* \(32, 64\)"):
+        stream_matmul(on_host(x), w, w_transposed=True)
+    with pytest.raises(InputError, match="x is bfloat16 and w is float32; cast one"):
+        stream_matmul(on_host(x), w.astype(jnp.float32))
+    with pytest.raises(InputError, match="chunks needs at least 1, found 0"):
+        stream_matmul(on_host(x), w, chunks=0)
+    with pytest.raises(InputError, match="must live in host memory, found neither there; move it"):
+        stream_matmul(x, w)
+    with pytest.raises(InputError, match="must live in host memory, found both there"):
+        stream_matmul(on_host(x), on_host(w))
+
+
+def test_without_a_compiler_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "absent-c++")
+    with pytest.raises(UnsupportedError, match=r"stream_matmul: .*no compiler.*install g\+\+"):
+        stream_matmul(on_host(normal((64, 32), 0)), normal((32, 64), 1))

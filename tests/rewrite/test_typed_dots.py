@@ -1,0 +1,149 @@
+"""``overlap`` under plain jit on explicit mesh axes: shardings in types say what to move."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from syncopate_jax.rewrite.overlap import overlap
+from tests.rewrite.compare import kinds, reasons
+
+ROWS, COLUMNS = P(None, "t"), P(None, None, "t")
+
+
+def mesh_of(ranks: int) -> jax.sharding.Mesh:
+    devices = jax.devices()[:ranks]
+    return jax.make_mesh((ranks,), ("t",), (AxisType.Explicit,), devices=devices)
+
+
+def arrays(mesh: Any, *given: tuple[tuple[int, ...], P]) -> list[jax.Array]:
+    rng = np.random.default_rng(0)
+    return [
+        jax.device_put(
+            jnp.asarray(rng.standard_normal(shape) * 0.5, jnp.float32), NamedSharding(mesh, spec)
+        )
+        for shape, spec in given
+    ]
+
+
+def same(fn: Callable[..., Any], *args: jax.Array) -> Any:
+    """Values, gradients and their shardings as without; the report."""
+    new = overlap(fn, backend="xla")
+    every = tuple(range(len(args)))
+
+    def run(fn: Callable[..., Any]) -> Any:
+        loss = lambda *a: jnp.sum(jnp.sin(1.3 * fn(*a)))  # noqa: E731
+        return jax.jit(lambda *a: (fn(*a), jax.grad(loss, every)(*a)))(*args)
+
+    for a, b in zip(jax.tree.leaves(run(new)), jax.tree.leaves(run(fn)), strict=True):
+        assert jax.typeof(a) == jax.typeof(b)
+        np.testing.assert_allclose(a, b, atol=2e-5)
+    return new.report(*args)
+
+
+def layer(x: jax.Array, w1: jax.Array, w2: jax.Array) -> jax.Array:
+    """Tensor and sequence parallel, as it is written with types that say so."""
+    h = jax.nn.gelu(jnp.einsum("bsh,hf->bsf", jax.reshard(x, P()), w1))
+    return x + jnp.einsum("bsf,fh->bsh", h, w2, out_sharding=ROWS)
+
+
+def layer_args(mesh: Any) -> list[jax.Array]:
+    return arrays(mesh, ((2, 4, 8), ROWS), ((8, 12), P(None, "t")), ((12, 8), P("t")))
+
+
+def test_tensor_parallel_layer() -> None:
+    mesh = mesh_of(2)
+    with jax.set_mesh(mesh):
+        args = layer_args(mesh)
+        report = same(layer, *args)
+        text = jax.jit(overlap(layer, backend="xla")).lower(*args).compile().as_text()
+    assert kinds(report) == ["all_gather", "reduce_scatter"]
+    assert [item.collective for item in report.replaced] == ["reshard", "dot_general"]
+    assert report.left == ()
+    found = re.findall(r" (all-gather|all-reduce|reduce-scatter|all-to-all)(?:-start)?\(", text)
+    assert sorted(found) == ["all-gather", "reduce-scatter"]
+
+
+def test_a_fused_backend_is_asked_first() -> None:
+    mesh = mesh_of(2)
+    with jax.set_mesh(mesh):
+        args = layer_args(mesh)
+        taken = overlap(layer, backend="remote_dma").report(*args)
+        refused = overlap(layer, backend="remote_dma", target="mosaic_gpu").report(*args)
+    assert kinds(taken) == ["all_gather", "reduce_scatter"]
+    assert [r.startswith("backend remote_dma does not take it") for r in reasons(refused)] == [
+        True,
+        True,
+    ]
+
+
+def test_in_scan_and_remat() -> None:
+    mesh = mesh_of(2)
+
+    def layers(x: jax.Array, w1: jax.Array, w2: jax.Array) -> jax.Array:
+        step = jax.checkpoint(lambda x, w: (layer(x, *w), None))
+        return lax.scan(step, x, (w1, w2))[0]
+
+    with jax.set_mesh(mesh):
+        args = arrays(
+            mesh, ((2, 4, 8), ROWS), ((2, 8, 12), P(None, None, "t")), ((2, 12, 8), P(None, "t"))
+        )
+        report = same(layers, *args)
+    assert kinds(report) == ["all_gather", "reduce_scatter"]
+
+
+def test_what_needs_nothing_is_not_looked_at() -> None:
+    mesh = mesh_of(2)
+    with jax.set_mesh(mesh):
+        x, w = arrays(mesh, ((4, 8), P("t")), ((8, 6), P()))
+        report = same(lambda x, w: x @ w, x, w)
+    assert (report.replaced, report.left) == ((), ())
+
+
+def test_what_is_left_says_why() -> None:
+    mesh = mesh_of(2)
+
+    def twice(x: jax.Array, w: jax.Array) -> jax.Array:
+        whole = jax.reshard(x, P())
+        return jnp.dot(whole, w) + whole[:, :6]
+
+    def whole_result(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.dot(x, w, out_sharding=P())
+
+    with jax.set_mesh(mesh):
+        x, w = arrays(mesh, ((4, 8), P("t")), ((8, 6), P()))
+        assert overlap(twice).report(x, w).replaced == ()
+        np.testing.assert_allclose(jax.jit(overlap(twice))(x, w), twice(x, w), atol=1e-5)
+        report = overlap(whole_result).report(x, w)
+        summed = overlap(lambda x, w: jnp.dot(x, w, out_sharding=P(), precision="highest"))
+        narrow = arrays(mesh, ((4, 8), P(None, "t")), ((8, 6), P("t")))
+        assert reasons(summed.report(*narrow))[0].startswith("its dot asks for precision")
+    assert reasons(report) == ["nothing overlaps what it needs: dot; all_gather out m over t"]
+
+
+@pytest.mark.parametrize("formula", ["bmk,bkn->bmn", "mk,nk->nm", "bmck,kcn->bmn", "k,kn->n"])
+def test_products_of_many_shapes(formula: str) -> None:
+    """The contracted letter is sharded, so that partial results are summed."""
+    mesh = mesh_of(2)
+    sizes = {"b": 4, "m": 6, "k": 8, "n": 10, "c": 2}
+    operands, out = formula.split("->")
+    given = [
+        (tuple(sizes[x] for x in own), P(*("t" if x == "k" else None for x in own)))
+        for own in operands.split(",")
+    ]
+    with jax.set_mesh(mesh):
+        args = arrays(mesh, *given)
+        report = same(lambda x, w: jnp.einsum(formula, x, w, out_sharding=P()), *args)
+        scattered = P(*("t" if x == "n" else None for x in out))
+        again = same(lambda x, w: jnp.einsum(formula, x, w, out_sharding=scattered), *args)
+    assert kinds(report) == ["all_reduce"]
+    assert kinds(again) == ["reduce_scatter"]

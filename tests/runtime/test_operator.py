@@ -1,0 +1,67 @@
+"""Compiled operators: what they say of themselves, and calls that do not fit."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from syncopate_jax.compiler import compile as fuse
+from syncopate_jax.errors import InputError, MeshError
+from tests.backends import own_kernels
+from tests.ops import cases
+
+P = jax.P
+
+
+def refused(text: str, error: type[Exception] = InputError) -> Any:
+    return pytest.raises(error, match=re.escape(text))
+
+
+class TestCalls:
+    """Operators called wrongly."""
+
+    @pytest.fixture
+    def operator(self) -> Any:
+        plan = own_kernels.gather_plan(2, t=(4, 4))
+        return fuse(own_kernels.scale(4, 4), plan, {"t": "x"}, axis_name="t")
+
+    def trace(self, operator: Any, *arrays: Any, ranks: int = 2) -> Any:
+        fn = jax.shard_map(
+            lambda: operator(*arrays)[0], mesh=cases.ranks_mesh(ranks), in_specs=(),
+            out_specs=P("t"), check_vma=False,
+        )  # fmt: skip
+        return jax.eval_shape(fn)
+
+    def test_right(self, operator: Any) -> None:
+        assert operator.name == "syncopate_own_gather_scale"
+        assert operator.operand_shapes() == {"x": (2, 4)}
+        assert [t.shape for t in operator.result_types()] == [(4, 4)]
+        assert self.trace(operator, jnp.ones((2, 4)), jnp.ones((4, 1))).shape == (8, 4)
+
+    def test_outside_shard_map(self, operator: Any) -> None:
+        with refused("syncopate_own_gather_scale communicates over mesh axis 't'", MeshError):
+            operator(jnp.ones((2, 4)), jnp.ones((4, 1)))
+
+    def test_another_number_of_ranks(self, operator: Any) -> None:
+        with refused("the plan is for 2 ranks, mesh axis t has 3; make the plan for 3"):
+            self.trace(operator, jnp.ones((2, 4)), jnp.ones((4, 1)), ranks=3)
+
+    def test_missing_operands(self, operator: Any) -> None:
+        with refused("kernel scale has 2 operands ('x', 's'), found 1"):
+            self.trace(operator, jnp.ones((2, 4)))
+
+    def test_shapes(self, operator: Any) -> None:
+        with refused("operand x is (4, 4) on each rank, the plan has (2, 4) there"):
+            self.trace(operator, jnp.ones((4, 4)), jnp.ones((4, 1)))
+
+    def test_dtypes(self, operator: Any) -> None:
+        with refused("operand x is bfloat16, the plan's tensor is float32; make the plan with"):
+            self.trace(operator, jnp.ones((2, 4), jnp.bfloat16), jnp.ones((4, 1)))
+
+    def test_what_is_no_array(self, operator: Any) -> None:
+        with refused("operand x must be an array, found list"):
+            self.trace(operator, [1.0], jnp.ones((4, 1)))

@@ -1,0 +1,171 @@
+"""A user's own kernels and plans, compiled for each backend."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+
+from syncopate_jax.compiler import compile as fuse
+from syncopate_jax.errors import InputError, PlanError, UnsupportedError
+from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
+from tests.backends import own_kernels
+from tests.check.small_plans import with_column
+from tests.ops import cases
+
+P = jax.P
+each_backend = pytest.mark.parametrize("backend", ["xla", "remote_dma"])
+
+
+def refused(text: str, error: type[Exception] = InputError) -> Any:
+    return pytest.raises(error, match=re.escape(text))
+
+
+def random(*shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(len(shape)).standard_normal(shape), jnp.float32)
+
+
+def run(operator: Any, ranks: int, in_specs: Any, out_specs: Any, *arrays: jax.Array) -> Any:
+    fn = jax.shard_map(
+        lambda *local: operator(*local)[0],
+        mesh=cases.ranks_mesh(ranks),
+        in_specs=in_specs,
+        out_specs=out_specs,
+    )
+    return jax.jit(fn)(*arrays)
+
+
+@each_backend
+def test_a_row_scaling_kernel(backend: str) -> None:
+    """Its rows are cut raggedly: five a rank, under tiles of two that straddle the ranks."""
+    plan = own_kernels.gather_plan(3, t=(15, 4))
+    operator = fuse(own_kernels.scale(15, 4), plan, {"t": "x"}, axis_name="t", backend=backend)
+    x, s = random(15, 4), random(15, 1)
+    y = run(operator, 3, (P("t"), P()), P("t"), x, s)
+    np.testing.assert_allclose(y, np.tile(x * s, (3, 1)), rtol=1e-6)
+
+
+@each_backend
+def test_attention_that_walks_gathered_keys_and_values(backend: str) -> None:
+    ranks, keys, width = 3, 12, 4
+    plan = own_kernels.gather_plan(ranks, k=(keys, width), v=(keys, width))
+    kernel = own_kernels.attention(4, keys, width, tile_q=2, tile_k=2)
+    operator = fuse(kernel, plan, {"k": "k", "v": "v"}, axis_name="t", backend=backend, split=2)
+    q, k, v = random(4 * ranks, width), random(keys, width), random(keys, width) + 1
+    y = run(operator, ranks, (P("t"), P("t"), P("t")), P("t"), q, k, v)
+    scores = np.asarray(q, np.float64) @ np.asarray(k, np.float64).T
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    wanted = weights / weights.sum(axis=1, keepdims=True) @ np.asarray(v, np.float64)
+    np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
+
+
+@each_backend
+def test_a_gathered_operand_and_a_scattered_result(backend: str) -> None:
+    ranks, rows = 2, 4
+    plan = own_kernels.gather_and_scatter_plan(ranks, (rows, 3), (rows, 6))
+    kernel = own_kernels.product(rows, 3, 6, 2, has_addend=True)
+    operator = fuse(kernel, plan, {"x": "x", "y": "out"}, axis_name="t", backend=backend)
+    assert operator.operand_shapes() == {"x": (2, 3)}
+    x, w = random(rows, 3), random(3 * ranks, 6)
+    y = run(operator, ranks, (P("t"), P("t")), P("t"), x, w)
+    wanted = sum(np.asarray(x) @ np.asarray(w[3 * r : 3 * r + 3]) for r in range(ranks))
+    np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_no_backend_can_move_partial_results_into_a_kernel_without_an_addend() -> None:
+    plan = own_kernels.gather_and_scatter_plan(2, (4, 3), (4, 6))
+    kernel = own_kernels.product(4, 3, 6, 2, has_addend=False)
+    with refused(
+        "no backend can fuse plan gather_and_scatter with kernel product for target tpu:\n"
+        "  remote_dma: remote_dma: plan gather_and_scatter adds partial results in the epilogue, "
+        "but kernel product takes no addend; give it has_addend=True",
+        UnsupportedError,
+    ):
+        fuse(kernel, plan, {"x": "x", "y": "out"}, axis_name="t", backend="remote_dma")
+
+
+def test_auto_takes_a_backend_that_can() -> None:
+    plan = own_kernels.gather_and_scatter_plan(2, (4, 3), (4, 6))
+    kernel = own_kernels.product(4, 3, 6, 2, has_addend=False)
+    bound = {"x": "x", "y": "out"}
+    assert fuse(kernel, plan, bound, axis_name="t").backend.name == "xla"
+    adding = own_kernels.product(4, 3, 6, 2, has_addend=True)
+    assert fuse(adding, plan, bound, axis_name="t").backend.name == "remote_dma"
+
+
+def test_names_that_are_not_known() -> None:
+    kernel, plan = own_kernels.scale(4, 4), own_kernels.gather_plan(2, t=(4, 4))
+    with refused("no backend is called 'pigeon'; known: "):
+        fuse(kernel, plan, {"t": "x"}, axis_name="t", backend="pigeon")
+    with refused("remote_dma works with target 'tpu', not 'fpga'", UnsupportedError):
+        fuse(kernel, plan, {"t": "x"}, axis_name="t", target="fpga")
+    with refused("plan own_gather: no tensor 'u'; its tensors are ['t']"):
+        fuse(kernel, plan, {"u": "x"}, axis_name="t")
+    with refused("axis map: tensor t is bound to operand 'y'; the kernel's operands are"):
+        fuse(kernel, plan, {"t": "y"}, axis_name="t")
+    with refused("compile: order needs one of natural, grouped, snake, found 'random'"):
+        fuse(kernel, plan, {"t": "x"}, axis_name="t", order="random")
+    for wrong in ((), ["t", "t"], 3):
+        with refused(f"compile: axis_name must be a mesh axis name or a tuple of different ones, "
+                     f"found {wrong!r}"):  # fmt: skip
+            fuse(kernel, plan, {"t": "x"}, axis_name=wrong)
+
+
+def test_dimensions_that_do_not_fit() -> None:
+    kernel, plan = own_kernels.scale(4, 4), own_kernels.gather_plan(2, t=(4, 4))
+    with refused("axis map: dims (0, 0) of tensor t (4, 4) must name each of its 2 dimensions"):
+        fuse(kernel, plan, {"t": ("x", (0, 0))}, axis_name="t")
+    with refused("axis map: dims (0,) of tensor t (4, 4) must name each of its 2"):
+        fuse(kernel, plan, {"t": ("x", (0,))}, axis_name="t")
+
+
+def test_results_of_another_number_of_dimensions() -> None:
+    plan = own_kernels.gather_and_scatter_plan(2, (4, 3), (4, 6))
+    kernel = own_kernels.scale(4, 6)
+    kernel = dataclasses.replace(
+        kernel,
+        out_specs=(pl.BlockSpec((1, 2, 6), lambda i: (0, i, 0)),),
+        out_shape=(jax.ShapeDtypeStruct((1, 4, 6), "float32"),),
+    )
+    with refused(
+        "dims (0, 1) of tensor y (4, 6) must name each of the 3 dimensions of operand out"
+    ):
+        fuse(kernel, plan, {"y": "out"}, axis_name="t")
+
+
+def test_a_transposed_binding_needs_another_backend() -> None:
+    kernel, plan = own_kernels.scale(4, 4), own_kernels.gather_plan(2, t=(4, 4))
+    with refused("remote_dma: tensor t is bound with dims (1, 0); a remote copy keeps the order",
+                 UnsupportedError):  # fmt: skip
+        fuse(kernel, plan, {"t": ("x", (1, 0))}, axis_name="t", backend="remote_dma")
+
+
+def test_results_of_another_type_than_the_plan() -> None:
+    plan = own_kernels.gather_and_scatter_plan(2, (4, 3), (4, 6))
+    kernel = own_kernels.product(4, 3, 6, 2, has_addend=True)
+    half = jax.ShapeDtypeStruct((4, 6), jnp.bfloat16)
+    kernel = dataclasses.replace(kernel, out_shape=(half,))
+    with refused(
+        "plan gather_and_scatter: tensor y is float32, but result out of kernel product is "
+        "bfloat16; make the plan with dtype='bfloat16'"
+    ):
+        fuse(kernel, plan, {"x": "x", "y": "out"}, axis_name="t")
+
+
+def test_a_plan_that_does_not_verify() -> None:
+    plan = own_kernels.gather_plan(2, t=(4, 4))
+    broken = with_column(plan, "dst_rank", 0, 7)
+    with pytest.raises(PlanError, match=r"own_gather: .* finding"):
+        fuse(own_kernels.scale(4, 4), broken, {"t": "x"}, axis_name="t")
+
+
+def test_templates_are_plans_like_others() -> None:
+    plan = all_gather_swizzle(2, (4, 4), dtype="float32")
+    operator = fuse(own_kernels.scale(4, 4), plan, {"x": "x"}, axis_name="t")
+    assert operator.backend.name == "remote_dma"

@@ -1,0 +1,33 @@
+"""Registries: discovery on the first look-up, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncopate_jax.errors import InputError
+from syncopate_jax.registry import Registry, backends, importers, templates
+
+
+def test_templates_are_found_in_their_package() -> None:
+    assert "all_gather_ring" in templates.names()
+    assert templates.get("all_gather_ring").__module__ == "syncopate_jax.plans.all_gather_ring"
+
+
+def test_each_extension_point_has_a_package() -> None:
+    packages = [registry.package for registry in (templates, importers, backends)]
+    assert packages == ["syncopate_jax.plans", "syncopate_jax.importers", "syncopate_jax.backends"]
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    with pytest.raises(InputError, match="no plan template is called 'ring'; known: all_gather_d"):
+        templates.get("ring")
+
+
+def test_a_name_has_one_owner() -> None:
+    registry: Registry[object] = Registry("thing", "syncopate_jax.plans")
+    first = object()
+    registry.register("a")(first)
+    registry.register("a")(first)
+    with pytest.raises(InputError, match="thing 'a' is registered twice; give one another name"):
+        registry.register("a")(object())
+    assert registry.get("a") is first
