@@ -21,8 +21,9 @@ from jax import lax
 from syncopate_jax.errors import InputError
 from syncopate_jax.kernel.local import PallasKernel, block_shape
 from syncopate_jax.kernel.loop import Places, Use
-from syncopate_jax.pallas_kernels import matmul_mosaic_gpu, matmul_tpu
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu import MatmulConfig, Operands
+from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_kernel, matmul_tpu
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import WGMMA_ROWS, MatmulConfig
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_kernel import Operands
 from syncopate_jax.pallas_kernels.tile_loop_mosaic_gpu import Tile, TileLoop
 
 COPY_BYTES = 16  # the TMA unit's unit of length and alignment
@@ -129,7 +130,7 @@ def choose_config(
         epilogue_n=64 if itemsize == 2 else 32,
         overlap_epilogue=itemsize == 2,
     )
-    part = config.warpgroups * matmul_mosaic_gpu.WGMMA_ROWS * config.epilogue_n * itemsize
+    part = config.warpgroups * WGMMA_ROWS * config.epilogue_n * itemsize
     left = SHARED_BYTES - (config.epilogue_slots + 1) * part
     return tiles, dataclasses.replace(config, stages=max(2, min(6, left // stage)))
 
@@ -173,7 +174,7 @@ def _limits(
             )
     x, w = (jax.ShapeDtypeStruct(shapes[name], jnp.dtype(dtype)) for name in (body.x, body.w))
     operands = Operands(x, w, None, x_transposed=body.x_transposed, w_transposed=body.w_transposed)
-    yield from matmul_mosaic_gpu.limits(operands, config)
+    yield from matmul_mosaic_gpu_kernel.limits(operands, config)
 
 
 def _matrix_shape(groups: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, int]:
@@ -193,7 +194,7 @@ class ContractionLoop:
 
     Attributes:
       x, w: the operand whose rows are the result's, and the one whose columns are.
-      x_transposed, w_transposed: as in ``matmul_mosaic_gpu.Operands``.
+      x_transposed, w_transposed: as in ``matmul_mosaic_gpu_kernel.Operands``.
       lead: grid axes of the result that are walked one index at a time.
       row_axis, column_axis: grid axes of the result's rows and columns.
       limits: what the tensor cores and the copy unit cannot do of it, in words.
@@ -224,9 +225,9 @@ class ContractionLoop:
     def launch(self) -> Mapping[str, Any]:
         return {
             "num_threads": self.warpgroups,
-            "thread_name": matmul_mosaic_gpu.WARPGROUP_AXIS,
+            "thread_name": matmul_mosaic_gpu_kernel.WARPGROUP_AXIS,
             "cluster": (1, 1),
-            "cluster_names": matmul_mosaic_gpu.CLUSTER_AXES,
+            "cluster_names": matmul_mosaic_gpu_kernel.CLUSTER_AXES,
         }
 
     def unsupported_reason(self, kernel: PallasKernel) -> str | None:
@@ -258,7 +259,7 @@ class ContractionLoop:
             k_steps=steps,
             direct=places.direct,
         )
-        matmul_mosaic_gpu.compute_tiles(operands, self.config, loop)
+        matmul_mosaic_gpu_kernel.compute_tiles(operands, self.config, loop)
 
 
 @dataclass(frozen=True, slots=True)

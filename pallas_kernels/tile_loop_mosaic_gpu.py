@@ -8,10 +8,11 @@ that wait before a tile and signal after it (paper section 5). A hook that is ab
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
@@ -55,12 +56,12 @@ class NaturalOrder:
     Args:
       shape: tiles along m and along n.
       group: width of a band; tiles of one band that run together share operand blocks in L2.
-      minor: the dimension cut into bands, 0 for m or 1 for n.
+      minor: the dimension that is cut into bands.
     """
 
     shape: tuple[int, int]
     group: int = 8
-    minor: int = 0
+    minor: Literal["m", "n"] = "m"
 
     @property
     def size(self) -> int:
@@ -70,33 +71,34 @@ class NaturalOrder:
         return position
 
     def decode(self, fetched: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        minor_size, major_size = self.shape[self.minor], self.shape[1 - self.minor]
+        minor_size, major_size = self._sizes()
         group = min(self.group, minor_size)
-        band_tiles = group * major_size
-        band, within = lax.div(fetched, _i32(band_tiles)), lax.rem(fetched, _i32(band_tiles))
+        band_tiles = _i32(group * major_size)
+        band, within = lax.div(fetched, band_tiles), lax.rem(fetched, band_tiles)
+        width = _i32(group)
         if minor_size % group:
-            width = lax.select(band == minor_size // group, _i32(minor_size % group), _i32(group))
-        else:
-            width = _i32(group)
-        forward = lax.div(within, width)
+            width = lax.select(band == minor_size // group, _i32(minor_size % group), width)
         minor = band * group + lax.rem(within, width)
+        forward = lax.div(within, width)
         major = lax.select(lax.rem(band, _i32(2)) == 0, forward, major_size - 1 - forward)
-        m, n = (minor, major) if self.minor == 0 else (major, minor)
+        m, n = (minor, major) if self.minor == "m" else (major, minor)
         return m, n, _i32(0)
 
-    def table(self) -> list[tuple[int, int, int]]:
-        """The same order as rows of a schedule's table."""
-        rows = []
-        for position in range(self.size):
-            minor_size, major_size = self.shape[self.minor], self.shape[1 - self.minor]
-            group = min(self.group, minor_size)
-            band, within = divmod(position, group * major_size)
-            width = min(group, minor_size - band * group)
-            major, offset = divmod(within, width)
-            major = major_size - 1 - major if band % 2 else major
-            minor = band * group + offset
-            rows.append((minor, major, 0) if self.minor == 0 else (major, minor, 0))
-        return rows
+    def table(self, chunk: int = 0, m_offset: int = 0, n_offset: int = 0) -> np.ndarray:
+        """The same order as rows of a schedule's table, int32 [size, 3], of one chunk's tiles."""
+        minor_size, major_size = self._sizes()
+        group = min(self.group, minor_size)
+        band, within = np.divmod(np.arange(self.size), group * major_size)
+        width = np.minimum(group, minor_size - band * group)
+        forward, offset = np.divmod(within, width)
+        minor = band * group + offset
+        major = np.where(band % 2, major_size - 1 - forward, forward)
+        m, n = (minor, major) if self.minor == "m" else (major, minor)
+        return np.stack([m + m_offset, n + n_offset, np.full_like(m, chunk)], 1).astype(np.int32)
+
+    def _sizes(self) -> tuple[int, int]:
+        m, n = self.shape
+        return (m, n) if self.minor == "m" else (n, m)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ class TileLoop:
     before_addend: Callable[[Tile], None] | None = None
 
     def run(self, body: Callable[[Tile, Any], Any], carry: Any) -> Any:
-        """Folds ``body`` over this worker's tiles; every warpgroup that needs them runs the loop."""
+        """Folds ``body`` over this worker's tiles; run by every warpgroup that needs them."""
         size, workers = _i32(self.order.size), _i32(self.workers)
         steps = lax.div(size - self.worker + workers - 1, workers)
 
@@ -177,6 +179,21 @@ def wait_flag(flags: Any, index: jax.Array | int, at_least: int = 1) -> None:
         mgpu_utils.inline_ptx("fence.proxy.async.global;", has_side_effects=True)
 
     wait(flags.at[pl.ds(index, 1)])
+
+
+def signal_flag(flags: Any, index: jax.Array | int, value: int = 1) -> None:
+    """Adds ``value`` to ``flags[index]`` in GMEM, once for the calling warpgroup.
+
+    A system-scope release: who waits for the flag sees what this warpgroup wrote before, and what
+    the TMA unit wrote for it before the warpgroup awaited that copy.
+    """
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
+    def signal(ctx: Any, flag: Any) -> None:
+        del ctx
+        mgpu_utils.SemaphoreRef(mgpu_utils.memref_ptr(flag)).signal(value)
+
+    signal(flags.at[pl.ds(index, 1)])
 
 
 def _i32(value: int | jax.Array) -> jax.Array:

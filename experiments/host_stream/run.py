@@ -25,7 +25,7 @@ import numpy as np
 from syncopate_jax.native import copies
 from syncopate_jax.ops import stream_matmul as op
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu import MatmulConfig
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 
 SHAPE = (8192, 4096, 14336)  # M, K, N
 CONFIGS = {

@@ -21,7 +21,7 @@ import numpy as np
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.native import build, copies
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu import MatmulConfig
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 from syncopate_jax.runtime import custom_call
 
 NAME = "stream_matmul"

@@ -20,7 +20,7 @@ from syncopate_jax.compiler import compile as fuse
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.options import Launch
 from syncopate_jax.pallas_kernels.contraction_mosaic_gpu import contraction
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu import MatmulConfig
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 from syncopate_jax.registry import templates
 
 RANKS, COPIERS = 3, 6

@@ -13,7 +13,7 @@ from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.native import build
 from syncopate_jax.ops import stream_matmul as op
 from syncopate_jax.ops.stream_matmul import stream_matmul
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu import MatmulConfig
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 
 needs_compiler = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 

@@ -1,0 +1,593 @@
+"""The body of the Hopper matrix product: what each warpgroup of a CTA does, phase by phase.
+
+One warpgroup feeds the TMA unit, the others the tensor cores. A ring of stages in shared memory
+lies between them and runs on from tile to tile, so that the loads of a tile begin during the one
+before. ``compute_tiles`` is called inside a Mosaic GPU kernel and is handed its loop over tiles.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
+    SWIZZLE_BYTES,
+    WGMMA_ROWS,
+    MatmulConfig,
+)
+
+CTA_AXIS, WARPGROUP_AXIS = "cta", "wg"
+CLUSTER_AXES = ("cluster_m", "cluster_n")
+NARROWEST_SWIZZLE = 32  # bytes; wgmma reads operands swizzled by 32, 64 or 128
+
+
+Use = Callable[[Any, Any, Any], None]
+"""``use(matrix, row, column)``: a GMEM ref of two dimensions and where a block starts in it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operands:
+    """One product's operands, as arrays, abstract values or GMEM refs, and how they are laid out.
+
+    ``x`` is [M, K], or [K, M] if ``x_transposed``; ``w`` is [K, N], or [N, K] if ``w_transposed``;
+    ``y`` and the optional ``addend``, which is added in float32 before the rounding, are [M, N].
+
+    Blocks may also lie elsewhere: the optional finders know where, and then ``x`` and the others
+    need only ``shape`` and ``dtype``. A finder calls what it is given, under a condition if need
+    be, with the matrix that holds the block.
+
+    Args:
+      x_at, w_at: called with the tile, the k step and what to do with the block.
+      y_at: called with the tile and what to do with the tile's place; it may have several.
+      addends: called with the tile; the number of tiles to add, and a function of a number and of
+        what to do with that tile.
+      k_steps: how many k steps there are, if not as many as ``x`` and ``w`` are deep.
+      direct: store from registers, where the matrices are not known before the launch; the tile
+        must then divide them, and ``after_tile`` must publish what all threads stored.
+    """
+
+    x: Any
+    w: Any
+    y: Any
+    addend: Any = None
+    x_transposed: bool = False
+    w_transposed: bool = False
+    x_at: Callable[[tile_loop.Tile, Any, Use], None] | None = None
+    w_at: Callable[[tile_loop.Tile, Any, Use], None] | None = None
+    y_at: Callable[[tile_loop.Tile, Use], None] | None = None
+    addends: Callable[[tile_loop.Tile], tuple[Any, Callable[[Any, Use], None]]] | None = None
+    k_steps: int | None = None
+    direct: bool = False
+
+    @property
+    def mkn(self) -> tuple[int, int, int]:
+        """M, K, N."""
+        m, k = self.x.shape[::-1] if self.x_transposed else self.x.shape
+        return m, k, self.w.shape[0 if self.w_transposed else 1]
+
+    def swizzle(self, config: MatmulConfig) -> int:
+        """The widest swizzle, in bytes, that suits both operands; wgmma wants one for both."""
+        columns = [config.tile_k]
+        if self.x_transposed:
+            columns += [config.tile_m, self.x.shape[1]]
+        if not self.w_transposed:
+            columns += [config.tile_n, self.w.shape[1]]
+        itemsize = jnp.dtype(self.x.dtype).itemsize
+        return math.gcd(SWIZZLE_BYTES, *(count * itemsize for count in columns))
+
+    def blocks(self, config: MatmulConfig) -> dict[str, tuple[int, int]]:
+        """The shape of one stage of x and of w, as they lie in memory."""
+        x, w = (config.tile_m, config.tile_k), (config.tile_k, config.tile_n)
+        return {
+            "x": x[::-1] if self.x_transposed else x,
+            "w": w[::-1] if self.w_transposed else w,
+        }
+
+    def is_flat(self, config: MatmulConfig, name: str) -> bool:
+        """Whether ``name``'s blocks can be copied as plain rows: one swizzle wide, so that the
+        bytes are the same tiled or not."""
+        width = self.blocks(config)[name][1] * jnp.dtype(self.x.dtype).itemsize
+        return width == self.swizzle(config)
+
+
+def _tiled(columns: int, dtype: Any) -> tuple[Any, ...]:
+    """The shared-memory layout of wgmma operands: tiles of 8 rows and one swizzle's columns."""
+    swizzle = columns * jnp.dtype(dtype).itemsize
+    return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(swizzle)
+
+
+def limits(operands: Operands, config: MatmulConfig) -> Iterator[str]:
+    """Why shared memory cannot hold blocks of operands of these shapes, in words."""
+    swizzle = operands.swizzle(config)
+    if swizzle < NARROWEST_SWIZZLE:
+        yield (
+            f"operands are contiguous in {operands.x.shape} and {operands.w.shape}; rows that the "
+            f"tensor cores read across need a multiple of {NARROWEST_SWIZZLE} bytes"
+        )
+        return
+    for name, operand in ("x", operands.x), ("w", operands.w):
+        tile = 8, swizzle // jnp.dtype(operand.dtype).itemsize
+        if not operands.is_flat(config, name) and not _tile_covers(tile, operand.shape):
+            yield _uncovered(operand.shape, tile)
+    addend = operands.addend
+    if addend is not None and not _addend_is_flat(operands, config):
+        tile = 8, SWIZZLE_BYTES // jnp.dtype(addend.dtype).itemsize
+        if not _tile_covers(tile, addend.shape):
+            yield _uncovered(addend.shape, tile)
+
+
+def _tile_covers(tile: tuple[int, int], shape: tuple[int, ...]) -> bool:
+    """Whether copies in tiles reach all of an array; a tile is cut to an array that is smaller."""
+    return all(size <= t or size % t == 0 for size, t in zip(shape, tile, strict=True))
+
+
+def _uncovered(shape: tuple[int, ...], tile: tuple[int, int]) -> str:
+    return f"an operand {shape} is copied in tiles of {tile}, which must divide it: pad it"
+
+
+def _tiled(columns: int, dtype: Any) -> tuple[Any, ...]:
+    """The shared-memory layout of wgmma operands: tiles of 8 rows and one swizzle's columns."""
+    swizzle = columns * jnp.dtype(dtype).itemsize
+    return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(swizzle)
+
+
+def addend_tile_columns(config: MatmulConfig, operands: Operands) -> int:
+    """Columns of the tiles in which the addend is copied."""
+    itemsize = jnp.dtype(operands.addend.dtype).itemsize
+    columns = config.store_columns(operands.y.dtype)
+    return math.gcd(columns * itemsize, SWIZZLE_BYTES) // itemsize
+
+
+def _addend_is_flat(operands: Operands, config: MatmulConfig) -> bool:
+    """Whether an output store's addend is at most one swizzle wide, so that it needs no tiles."""
+    row = config.store_columns(operands.y.dtype) * jnp.dtype(operands.addend.dtype).itemsize
+    return row <= SWIZZLE_BYTES
+
+
+def _operand_buffer(operands: Operands, config: MatmulConfig, name: str, flat_views: bool) -> Any:
+    """Shared memory for an operand's stages, and its flat view where there is one.
+
+    The TMA unit cannot clip inside a tile, so that copies into a tiled buffer need sizes that are
+    multiples of the tile; as plain rows they are clipped at any row and any 16 bytes. The view is
+    a union's second member: each is alone in its group, so both start at the union's first byte.
+    """
+    dtype, swizzle = operands.x.dtype, operands.swizzle(config)
+    shape = (config.stages, *operands.blocks(config)[name])
+    tiled = plgpu.SMEM(shape, dtype, transforms=_tiled(swizzle // jnp.dtype(dtype).itemsize, dtype))
+    if not (flat_views and operands.is_flat(config, name)):
+        return tiled
+    rows = plgpu.SMEM(shape, dtype, transforms=(plgpu.SwizzleTransform(swizzle),))
+    return plgpu.RefUnion(tiled, rows)
+
+
+def scratch(operands: Operands, config: MatmulConfig, flat_views: bool = True) -> dict[str, Any]:
+    """The shared memory and barriers that ``compute_tiles`` needs, by name."""
+    out_dtype = operands.y.dtype
+    columns = config.store_columns(out_dtype)
+    out_swizzle = math.gcd(columns * jnp.dtype(out_dtype).itemsize, SWIZZLE_BYTES)
+    found = {
+        "x_smem": _operand_buffer(operands, config, "x", flat_views),
+        "w_smem": _operand_buffer(operands, config, "w", flat_views),
+        "y_smem": plgpu.SMEM(
+            (config.warpgroups, config.epilogue_slots, WGMMA_ROWS, columns),
+            out_dtype,
+            transforms=(plgpu.SwizzleTransform(out_swizzle),),
+        ),
+        # A cluster barrier, also for one CTA: one thread arrives for its warpgroup, not 128.
+        "empty": plgpu.ClusterBarrier(
+            collective_axes=CLUSTER_AXES,
+            num_arrivals=config.warpgroups,
+            num_barriers=config.stages,
+        ),
+        "full": plgpu.Barrier(num_arrivals=2, num_barriers=config.stages),
+    }
+    if operands.addend is not None:
+        dtype = operands.addend.dtype
+        itemsize = jnp.dtype(dtype).itemsize
+        transforms = _tiled(SWIZZLE_BYTES // itemsize, dtype)
+        if _addend_is_flat(operands, config):
+            transforms = (plgpu.SwizzleTransform(columns * itemsize),)
+        found["addend_smem"] = plgpu.SMEM(
+            (config.warpgroups, WGMMA_ROWS, columns), dtype, transforms=transforms
+        )
+        found["addend_full"] = plgpu.Barrier(num_barriers=config.warpgroups)
+    return found
+
+
+def compute_tiles(
+    operands: Operands,
+    config: MatmulConfig,
+    loop: tile_loop.TileLoop,
+    *,
+    transform: Callable[[jax.Array], jax.Array] | None = None,
+    flat_views: bool = True,
+) -> None:
+    """Computes the tiles of ``loop``; called by every warpgroup of a kernel's body.
+
+    The kernel's mesh has the axes ``CLUSTER_AXES`` and, of size ``config.warpgroups + 1``,
+    ``WARPGROUP_AXIS``. The last warpgroup loads and calls the loop's hooks that wait for operands.
+
+    Args:
+      operands: GMEM refs.
+      config: how the product is cut.
+      loop: which tiles, in units of a cluster's tile, and the hooks around them. Its hooks see
+        CTA tiles.
+      transform: elementwise function of the float32 result, after the addend and before rounding.
+      flat_views: False in interpret mode, whose views of a buffer do not share its bytes.
+    """
+    allocated = scratch(operands, config, flat_views)
+
+    def body(**buffers: Any) -> None:
+        for name in "x", "w":
+            views = buffers.pop(f"{name}_smem")
+            is_union = isinstance(allocated[f"{name}_smem"], plgpu.RefUnion)
+            tiled, rows = views if is_union else (views, views)
+            buffers |= {f"{name}_smem": tiled, f"{name}_rows": rows}
+        worker = _Worker(operands, config, loop, transform, **buffers)
+        wg = lax.axis_index(WARPGROUP_AXIS)
+
+        @pl.when(wg == config.warpgroups)
+        def _produce() -> None:
+            worker.produce()
+
+        @pl.when(wg < config.warpgroups)
+        def _consume() -> None:
+            worker.consume(wg)
+
+    pl.run_scoped(body, **allocated, collective_axes=WARPGROUP_AXIS)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Worker:
+    """The named phases of the kernel body, for one CTA."""
+
+    operands: Operands
+    config: MatmulConfig
+    loop: tile_loop.TileLoop
+    transform: Callable[[jax.Array], jax.Array] | None
+    x_smem: Any
+    x_rows: Any
+    w_smem: Any
+    w_rows: Any
+    y_smem: Any
+    empty: Any
+    full: Any
+    addend_smem: Any = None
+    addend_full: Any = None
+
+    @property
+    def k_steps(self) -> int:
+        return self.operands.k_steps or -(-self.operands.mkn[1] // self.config.tile_k)
+
+    @property
+    def store_columns(self) -> int:
+        return self.config.store_columns(self.operands.y.dtype)
+
+    @property
+    def subtiles(self) -> list[tuple[int, int]]:
+        """Row and column, in a warpgroup's part, of each output store."""
+        rows, columns = self.config.part
+        return [
+            (row, column)
+            for row in range(0, rows, WGMMA_ROWS)
+            for column in range(0, columns, self.store_columns)
+        ]
+
+    def next_slot(self, slot: jax.Array) -> jax.Array:
+        following = slot + 1
+        return lax.select(following == self.config.stages, jnp.int32(0), following)
+
+    def previous_slot(self, slot: jax.Array) -> jax.Array:
+        return lax.select(slot == 0, jnp.int32(self.config.stages - 1), slot - 1)
+
+    def cta_tile(self, tile: tile_loop.Tile) -> tile_loop.Tile:
+        """This CTA's tile of its cluster's tile."""
+        if self.config.cluster == 1:
+            return tile
+        m_axis, n_axis = CLUSTER_AXES
+        return dataclasses.replace(
+            tile,
+            m=tile.m * self.config.cluster_m + lax.axis_index(m_axis),
+            n=tile.n * self.config.cluster_n + lax.axis_index(n_axis),
+        )
+
+    # -- load ------------------------------------------------------------------------------------
+
+    def produce(self) -> None:
+        plgpu.set_max_registers(self.config.producer_registers, action="decrease")
+        self.loop.run(self.load_tile, jnp.int32(0))
+        # Every stage is released once more than it was filled. Taking these keeps the barriers in
+        # place until the last arrival of a peer in the cluster.
+        for slot in range(self.config.stages):
+            plgpu.barrier_wait(self.empty.at[slot])
+
+    def load_tile(self, tile: tile_loop.Tile, slot: jax.Array) -> jax.Array:
+        backwards = self.walks_k_backwards(tile)
+        tile = self.cta_tile(tile)
+        if self.loop.before_tile is not None:
+            self.loop.before_tile(tile)
+
+        def load_k_step(k: jax.Array, slot: jax.Array) -> jax.Array:
+            if self.loop.before_k_step is not None:
+                self.loop.before_k_step(tile, k)
+            if self.loop.k_block is not None:
+                block = self.loop.k_block(tile, k)
+            elif backwards is not None:
+                block = lax.select(backwards, self.k_steps - 1 - k, k)
+            else:
+                block = k
+            plgpu.barrier_wait(self.empty.at[slot])
+            self.load_blocks(tile, block, slot)
+            return self.next_slot(slot)
+
+        return lax.fori_loop(jnp.int32(0), jnp.int32(self.k_steps), load_k_step, slot)
+
+    def walks_k_backwards(self, tile: tile_loop.Tile) -> jax.Array | None:
+        """Whether this cluster tile starts at the end of K; all CTAs of a cluster agree."""
+        span = self.config.k_snake
+        if not span:
+            return None
+        major = tile.n if self.config.minor == "m" else tile.m
+        return lax.rem(lax.div(major, jnp.int32(span)), jnp.int32(2)) == 1
+
+    def load_blocks(self, tile: tile_loop.Tile, block: jax.Array, slot: jax.Array) -> None:
+        config, operands = self.config, self.operands
+        shapes = operands.blocks(config)
+        m_axis, n_axis = CLUSTER_AXES
+
+        def load(name: str, rows: Any, shared: str | None) -> Use:
+            height, width = shapes[name]
+
+            def copy(matrix: Any, row: Any, column: Any) -> None:
+                plgpu.copy_gmem_to_smem(
+                    matrix.at[pl.ds(row, height), pl.ds(column, width)],
+                    rows.at[slot],
+                    self.full.at[slot],
+                    collective_axes=shared,
+                )
+
+            return copy
+
+        load_x = load("x", self.x_rows, n_axis if config.cluster_n > 1 else None)
+        load_w = load("w", self.w_rows, m_axis if config.cluster_m > 1 else None)
+        if operands.x_at is not None:
+            operands.x_at(tile, block, load_x)
+        else:
+            at = tile.m * config.tile_m, block * config.tile_k
+            load_x(operands.x, *(at[::-1] if operands.x_transposed else at))
+        if operands.w_at is not None:
+            operands.w_at(tile, block, load_w)
+        else:
+            at = block * config.tile_k, tile.n * config.tile_n
+            load_w(operands.w, *(at[::-1] if operands.w_transposed else at))
+
+    # -- compute ---------------------------------------------------------------------------------
+
+    def consume(self, wg: jax.Array) -> None:
+        plgpu.set_max_registers(self.config.consumer_registers, action="increase")
+        for slot in range(self.config.stages):
+            plgpu.barrier_arrive(self.empty.at[slot])
+        if self.config.overlaps(self.operands.y.dtype):
+            self.consume_overlapped(wg)
+        else:
+            self.loop.run(lambda tile, slot: self.compute_tile(tile, slot, wg), jnp.int32(0))
+        plgpu.wait_smem_to_gmem(0)
+
+    def compute_tile(self, tile: tile_loop.Tile, slot: jax.Array, wg: jax.Array) -> jax.Array:
+        """One tile, stored before the next is begun."""
+        tile = self.cta_tile(tile)
+
+        def scope(acc: Any) -> jax.Array:
+            end = self.multiply(acc, 0, self.k_steps, slot, wg)
+            value = self.finish_product(acc, tile, end)
+            for index, _ in enumerate(self.subtiles):
+                self.store_part(tile, index, self.round_part(tile, index, value, wg), wg)
+            return end
+
+        end = pl.run_scoped(scope, plgpu.ACC(self.config.part, jnp.float32))
+        self.signal(tile)
+        return end
+
+    def consume_overlapped(self, wg: jax.Array) -> None:
+        """All tiles, each stored, rounded and held in registers, while the next is computed."""
+        zero = jnp.int32(0)
+        dtype = self.operands.y.dtype
+        parts = tuple(
+            plgpu.layout_cast(
+                jnp.zeros((WGMMA_ROWS, self.store_columns), dtype), plgpu.Layout.WGMMA
+            )
+            for _ in self.subtiles
+        )
+        state = (zero, jnp.bool_(False), (zero,) * 4, parts)
+        _, pending, last, parts = self.loop.run(
+            lambda tile, state: self.compute_tile_overlapped(tile, state, wg), state
+        )
+
+        @pl.when(pending)
+        def _store_last() -> None:
+            tile = tile_loop.Tile(*last)
+            for index, part in enumerate(parts):
+                self.store_part(tile, index, part, wg)
+            self.signal(tile)
+
+    def compute_tile_overlapped(self, tile: tile_loop.Tile, state: Any, wg: jax.Array) -> Any:
+        """One tile, during whose first k steps the tile before it is stored."""
+        tile = self.cta_tile(tile)
+        slot, pending, before, parts = state
+        before = tile_loop.Tile(*before)
+        # Steps that carry a store. A contraction with fewer leaves stores for after its last.
+        head = min(len(self.subtiles), self.k_steps)
+        # The stores are complete well before twice as many steps: then a signal waits for nothing.
+        signal_at = min(2 * head, self.k_steps) if self.loop.after_tile is not None else head
+
+        def store(index: int) -> None:
+            self.store_part(before, index, parts[index], wg, only_if=pending)
+
+        def scope(acc: Any) -> Any:
+            end = slot
+            for k in range(head):
+                end = self.multiply_step(acc, k, end, wg, beside=lambda index=k: store(index))
+            for index in range(head, len(self.subtiles)):
+                store(index)
+            if self.loop.after_tile is not None:
+                end = self.multiply(acc, head, signal_at, end, wg)
+                pl.when(pending)(lambda: self.signal(before))
+            end = self.multiply(acc, signal_at, self.k_steps, end, wg)
+            value = self.finish_product(acc, tile, end)
+            rounded = [self.round_part(tile, i, value, wg) for i, _ in enumerate(self.subtiles)]
+            return end, tuple(rounded)
+
+        end, rounded = pl.run_scoped(scope, plgpu.ACC(self.config.part, jnp.float32))
+        return end, jnp.bool_(True), (tile.step, tile.m, tile.n, tile.chunk), rounded
+
+    def multiply(self, acc: Any, begin: int, end: int, slot: jax.Array, wg: jax.Array) -> jax.Array:
+        """K steps ``begin`` to ``end``; returns the slot after the last."""
+
+        def step(k: jax.Array, slot: jax.Array) -> jax.Array:
+            return self.multiply_step(acc, k, slot, wg)
+
+        return lax.fori_loop(jnp.int32(begin), jnp.int32(end), step, slot)
+
+    def multiply_step(
+        self,
+        acc: Any,
+        k: jax.Array | int,
+        slot: jax.Array,
+        wg: jax.Array,
+        beside: Callable[[], None] | None = None,
+    ) -> jax.Array:
+        """One k step; ``beside`` runs while the tensor cores are at it."""
+        config, operands = self.config, self.operands
+        rows, columns = config.part
+        wg_rows = pl.ds(wg * rows, rows) if config.split == "m" else slice(None)
+        wg_columns = pl.ds(wg * columns, columns) if config.split == "n" else slice(None)
+        plgpu.barrier_wait(self.full.at[slot])
+        x, w = self.x_smem.at[slot], self.w_smem.at[slot]
+        x = x.at[:, wg_rows].transpose((1, 0)) if operands.x_transposed else x.at[wg_rows, :]
+        w = w.at[wg_columns, :].transpose((1, 0)) if operands.w_transposed else w.at[:, wg_columns]
+        plgpu.wgmma(acc, x, w)
+        if beside is not None:
+            beside()
+        plgpu.wgmma_wait(config.in_flight)
+        if config.in_flight == 0:
+            plgpu.barrier_arrive(self.empty.at[slot])
+            return self.next_slot(slot)
+
+        def release() -> None:
+            plgpu.barrier_arrive(self.empty.at[self.previous_slot(slot)])
+
+        # The stage before a tile's first belongs to the tile before, which released it.
+        if not isinstance(k, int):
+            pl.when(k > 0)(release)
+        elif k > 0:
+            release()
+        return self.next_slot(slot)
+
+    def finish_product(self, acc: Any, tile: tile_loop.Tile, slot: jax.Array) -> jax.Array:
+        """The accumulator once its products have completed; ``slot`` is the one after the last."""
+        if self.operands.addend is not None and self.loop.before_addend is not None:
+            self.loop.before_addend(tile)
+        value = plgpu.wgmma_accumulator_load(acc)
+        if self.config.in_flight:
+            plgpu.barrier_arrive(self.empty.at[self.previous_slot(slot)])
+        return value
+
+    # -- store -----------------------------------------------------------------------------------
+
+    def on_part(self, use: Callable[[Any], None], index: int, wg: jax.Array) -> Use:
+        """``use`` called with the ref of an output store's part of the tile."""
+        row, column = self.subtiles[index]
+        rows, columns = self.config.part
+        row = row + (wg * rows if self.config.split == "m" else 0)
+        column = column + (wg * columns if self.config.split == "n" else 0)
+
+        def on_tile(matrix: Any, tile_row: Any, tile_column: Any) -> None:
+            at = pl.ds(tile_row + row, WGMMA_ROWS)
+            use(matrix.at[at, pl.ds(tile_column + column, self.store_columns)])
+
+        return on_tile
+
+    def corner(self, tile: tile_loop.Tile) -> tuple[jax.Array, jax.Array]:
+        return tile.m * self.config.tile_m, tile.n * self.config.tile_n
+
+    def round_part(
+        self, tile: tile_loop.Tile, index: int, value: jax.Array, wg: jax.Array
+    ) -> jax.Array:
+        """One output store's values: addends and transform in float32, then one rounding."""
+        row, column = self.subtiles[index]
+        part = value[row : row + WGMMA_ROWS, column : column + self.store_columns]
+        load = self.on_part(functools.partial(self.load_addend, wg=wg), index, wg)
+        if self.operands.addends is not None:
+            count, addend_at = self.operands.addends(tile)
+
+            def add(i: jax.Array, total: jax.Array) -> jax.Array:
+                addend_at(i, load)
+                return total + self.take_addend(wg)
+
+            part = lax.fori_loop(jnp.int32(0), count, add, part)
+        elif self.operands.addend is not None:
+            load(self.operands.addend, *self.corner(tile))
+            part += self.take_addend(wg)
+        if self.transform is not None:
+            part = self.transform(part)
+        return part.astype(self.operands.y.dtype)
+
+    def load_addend(self, ref: Any, wg: jax.Array) -> None:
+        plgpu.copy_gmem_to_smem(ref, self.addend_smem.at[wg], self.addend_full.at[wg])
+
+    def take_addend(self, wg: jax.Array) -> jax.Array:
+        plgpu.barrier_wait(self.addend_full.at[wg])
+        smem = self.addend_smem.at[wg]
+        found = plgpu.load(smem, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
+        plgpu.commit_smem()  # every thread has read before the next copy overwrites
+        return found
+
+    def store_part(
+        self,
+        tile: tile_loop.Tile,
+        index: int,
+        part: jax.Array,
+        wg: jax.Array,
+        only_if: jax.Array | None = None,
+    ) -> None:
+        """Starts one output store, once the store that used its slot before has been read."""
+        slots = self.config.epilogue_slots
+        smem = self.y_smem.at[wg, index % slots]
+        direct = self.operands.direct
+        if not direct:
+            plgpu.wait_smem_to_gmem(slots - 1, wait_read_only=True)
+            smem[...] = part
+            plgpu.commit_smem()
+
+        def put(ref: Any) -> None:
+            if not direct:
+                plgpu.copy_smem_to_gmem(smem, ref)
+            elif hasattr(plgpu, "store"):  # JAX 0.12, which calls a store of half sectors slow
+                plgpu.store(ref, part, optimized=False)
+            else:
+                ref[...] = part
+
+        def send() -> None:
+            to_place = self.on_part(put, index, wg)
+            if self.operands.y_at is not None:
+                self.operands.y_at(tile, to_place)
+            else:
+                to_place(self.operands.y, *self.corner(tile))
+
+        if only_if is None:
+            send()
+        else:
+            pl.when(only_if)(send)
+
+    def signal(self, tile: tile_loop.Tile) -> None:
+        if self.loop.after_tile is not None:
+            plgpu.wait_smem_to_gmem(0)
+            self.loop.after_tile(tile)
