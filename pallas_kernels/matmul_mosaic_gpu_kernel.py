@@ -24,6 +24,9 @@ from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
     MatmulConfig,
 )
 
+# Names that the types of JAX leave out, or call abstract.
+_untyped: Any = plgpu
+
 CTA_AXIS, WARPGROUP_AXIS = "cta", "wg"
 CLUSTER_AXES = ("cluster_m", "cluster_n")
 NARROWEST_SWIZZLE = 32  # bytes; wgmma reads operands swizzled by 32, 64 or 128
@@ -101,7 +104,7 @@ class Operands:
 def _tiled(columns: int, dtype: Any) -> tuple[Any, ...]:
     """The shared-memory layout of wgmma operands: tiles of 8 rows and one swizzle's columns."""
     swizzle = columns * jnp.dtype(dtype).itemsize
-    return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(swizzle)
+    return _untyped.TilingTransform((8, columns)), _untyped.SwizzleTransform(swizzle)
 
 
 def limits(operands: Operands, config: MatmulConfig) -> Iterator[str]:
@@ -133,19 +136,6 @@ def _uncovered(shape: tuple[int, ...], tile: tuple[int, int]) -> str:
     return f"an operand {shape} is copied in tiles of {tile}, which must divide it: pad it"
 
 
-def _tiled(columns: int, dtype: Any) -> tuple[Any, ...]:
-    """The shared-memory layout of wgmma operands: tiles of 8 rows and one swizzle's columns."""
-    swizzle = columns * jnp.dtype(dtype).itemsize
-    return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(swizzle)
-
-
-def addend_tile_columns(config: MatmulConfig, operands: Operands) -> int:
-    """Columns of the tiles in which the addend is copied."""
-    itemsize = jnp.dtype(operands.addend.dtype).itemsize
-    columns = config.store_columns(operands.y.dtype)
-    return math.gcd(columns * itemsize, SWIZZLE_BYTES) // itemsize
-
-
 def _addend_is_flat(operands: Operands, config: MatmulConfig) -> bool:
     """Whether an output store's addend is at most one swizzle wide, so that it needs no tiles."""
     row = config.store_columns(operands.y.dtype) * jnp.dtype(operands.addend.dtype).itemsize
@@ -164,7 +154,7 @@ def _operand_buffer(operands: Operands, config: MatmulConfig, name: str, flat_vi
     tiled = plgpu.SMEM(shape, dtype, transforms=_tiled(swizzle // jnp.dtype(dtype).itemsize, dtype))
     if not (flat_views and operands.is_flat(config, name)):
         return tiled
-    rows = plgpu.SMEM(shape, dtype, transforms=(plgpu.SwizzleTransform(swizzle),))
+    rows = plgpu.SMEM(shape, dtype, transforms=(_untyped.SwizzleTransform(swizzle),))
     return plgpu.RefUnion(tiled, rows)
 
 
@@ -179,7 +169,7 @@ def scratch(operands: Operands, config: MatmulConfig, flat_views: bool = True) -
         "y_smem": plgpu.SMEM(
             (config.warpgroups, config.epilogue_slots, WGMMA_ROWS, columns),
             out_dtype,
-            transforms=(plgpu.SwizzleTransform(out_swizzle),),
+            transforms=(_untyped.SwizzleTransform(out_swizzle),),
         ),
         # A cluster barrier, also for one CTA: one thread arrives for its warpgroup, not 128.
         "empty": plgpu.ClusterBarrier(
@@ -194,7 +184,7 @@ def scratch(operands: Operands, config: MatmulConfig, flat_views: bool = True) -
         itemsize = jnp.dtype(dtype).itemsize
         transforms = _tiled(SWIZZLE_BYTES // itemsize, dtype)
         if _addend_is_flat(operands, config):
-            transforms = (plgpu.SwizzleTransform(columns * itemsize),)
+            transforms = (_untyped.SwizzleTransform(columns * itemsize),)
         found["addend_smem"] = plgpu.SMEM(
             (config.warpgroups, WGMMA_ROWS, columns), dtype, transforms=transforms
         )
@@ -392,7 +382,7 @@ class _Worker:
                 self.store_part(tile, index, self.round_part(tile, index, value, wg), wg)
             return end
 
-        end = pl.run_scoped(scope, plgpu.ACC(self.config.part, jnp.float32))
+        end = pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
         self.signal(tile)
         return end
 
@@ -434,7 +424,7 @@ class _Worker:
         def scope(acc: Any) -> Any:
             end = slot
             for k in range(head):
-                end = self.multiply_step(acc, k, end, wg, beside=lambda index=k: store(index))
+                end = self.multiply_step(acc, k, end, wg, beside=functools.partial(store, k))
             for index in range(head, len(self.subtiles)):
                 store(index)
             if self.loop.after_tile is not None:
@@ -445,7 +435,7 @@ class _Worker:
             rounded = [self.round_part(tile, i, value, wg) for i, _ in enumerate(self.subtiles)]
             return end, tuple(rounded)
 
-        end, rounded = pl.run_scoped(scope, plgpu.ACC(self.config.part, jnp.float32))
+        end, rounded = pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
         return end, jnp.bool_(True), (tile.step, tile.m, tile.n, tile.chunk), rounded
 
     def multiply(self, acc: Any, begin: int, end: int, slot: jax.Array, wg: jax.Array) -> jax.Array:
@@ -504,10 +494,10 @@ class _Worker:
 
     def on_part(self, use: Callable[[Any], None], index: int, wg: jax.Array) -> Use:
         """``use`` called with the ref of an output store's part of the tile."""
-        row, column = self.subtiles[index]
+        first_row, first_column = self.subtiles[index]
         rows, columns = self.config.part
-        row = row + (wg * rows if self.config.split == "m" else 0)
-        column = column + (wg * columns if self.config.split == "n" else 0)
+        row = first_row + (wg * rows if self.config.split == "m" else 0)
+        column = first_column + (wg * columns if self.config.split == "n" else 0)
 
         def on_tile(matrix: Any, tile_row: Any, tile_column: Any) -> None:
             at = pl.ds(tile_row + row, WGMMA_ROWS)
