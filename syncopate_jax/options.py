@@ -90,6 +90,8 @@ class Options:
                 f"tiles: needs a mapping of letters to sizes, found {given!r}"
             ) from error
         for letter, size in tiles.items():
+            if not isinstance(letter, str):
+                raise InputError(f"tiles: needs letters as keys, found {letter!r}")
             if not _is_count(size):
                 raise InputError(f"tiles: {letter} needs an integer of at least 1, found {size!r}")
         object.__setattr__(self, "tiles", tuple(sorted(tiles.items())))
