@@ -7,6 +7,7 @@ read and the chunk to write, and the copies that must be made first.
 
 from __future__ import annotations
 
+import abc
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -94,22 +95,22 @@ def make_layout(parts: Sequence[Collective], ops: Sequence[P2P], scratch: str) -
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(abc.ABC):
     """Places of a template's chunks for the members ``parts`` of one collective."""
 
     parts: tuple[Collective, ...]
 
+    @abc.abstractmethod
     def read(self, place: int, tensor: int, box: Box) -> Chunk:
         """Where the member at ``place`` holds ``box`` of the template's tensor to be read."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def write(self, place: int, tensor: int, box: Box) -> Chunk:
         """Where it receives ``box``."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def copies(self) -> list[Copy]:
         """Copies within members, for what stays on its rank or is added to."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
