@@ -24,6 +24,9 @@ from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
     MatmulConfig,
 )
 
+# Names that the types of JAX leave out, or call abstract.
+_untyped: Any = plgpu
+
 CTA_AXIS, WARPGROUP_AXIS = "cta", "wg"
 CLUSTER_AXES = ("cluster_m", "cluster_n")
 NARROWEST_SWIZZLE = 32  # bytes; wgmma reads operands swizzled by 32, 64 or 128
@@ -98,6 +101,12 @@ class Operands:
         return width == self.swizzle(config)
 
 
+def _tiled(columns: int, dtype: Any) -> tuple[Any, ...]:
+    """The shared-memory layout of wgmma operands: tiles of 8 rows and one swizzle's columns."""
+    swizzle = columns * jnp.dtype(dtype).itemsize
+    return _untyped.TilingTransform((8, columns)), _untyped.SwizzleTransform(swizzle)
+
+
 def limits(operands: Operands, config: MatmulConfig) -> Iterator[str]:
     """Why shared memory cannot hold blocks of operands of these shapes, in words."""
     swizzle = operands.swizzle(config)
@@ -127,16 +136,6 @@ def _uncovered(shape: tuple[int, ...], tile: tuple[int, int]) -> str:
     return f"an operand {shape} is copied in tiles of {tile}, which must divide it: pad it"
 
 
-def _layout(swizzle: int, dtype: Any, *, tiled: bool) -> tuple[plgpu.Transform, ...]:
-    """How a block lies in shared memory: swizzled by so many bytes, and tiled as wgmma wants it."""
-    # JAX declares these classes abstract to type checkers by an oversight in their base.
-    swizzled = plgpu.SwizzleTransform(swizzle)  # type: ignore[abstract]
-    if not tiled:
-        return (swizzled,)
-    columns = swizzle // jnp.dtype(dtype).itemsize
-    return plgpu.TilingTransform((8, columns)), swizzled  # type: ignore[abstract]
-
-
 def _addend_is_flat(operands: Operands, config: MatmulConfig) -> bool:
     """Whether an output store's addend is at most one swizzle wide, so that it needs no tiles."""
     row = config.store_columns(operands.y.dtype) * jnp.dtype(operands.addend.dtype).itemsize
@@ -152,10 +151,10 @@ def _operand_buffer(operands: Operands, config: MatmulConfig, name: str, flat_vi
     """
     dtype, swizzle = operands.x.dtype, operands.swizzle(config)
     shape = (config.stages, *operands.blocks(config)[name])
-    tiled = plgpu.SMEM(shape, dtype, transforms=_layout(swizzle, dtype, tiled=True))
+    tiled = plgpu.SMEM(shape, dtype, transforms=_tiled(swizzle // jnp.dtype(dtype).itemsize, dtype))
     if not (flat_views and operands.is_flat(config, name)):
         return tiled
-    rows = plgpu.SMEM(shape, dtype, transforms=_layout(swizzle, dtype, tiled=False))
+    rows = plgpu.SMEM(shape, dtype, transforms=(_untyped.SwizzleTransform(swizzle),))
     return plgpu.RefUnion(tiled, rows)
 
 
@@ -163,14 +162,14 @@ def scratch(operands: Operands, config: MatmulConfig, flat_views: bool = True) -
     """The shared memory and barriers that ``compute_tiles`` needs, by name."""
     out_dtype = operands.y.dtype
     columns = config.store_columns(out_dtype)
-    out_swizzle = columns * jnp.dtype(out_dtype).itemsize
-    found: dict[str, Any] = {
+    out_swizzle = math.gcd(columns * jnp.dtype(out_dtype).itemsize, SWIZZLE_BYTES)
+    found = {
         "x_smem": _operand_buffer(operands, config, "x", flat_views),
         "w_smem": _operand_buffer(operands, config, "w", flat_views),
         "y_smem": plgpu.SMEM(
             (config.warpgroups, config.epilogue_slots, WGMMA_ROWS, columns),
             out_dtype,
-            transforms=_layout(out_swizzle, out_dtype, tiled=False),
+            transforms=(_untyped.SwizzleTransform(out_swizzle),),
         ),
         # A cluster barrier, also for one CTA: one thread arrives for its warpgroup, not 128.
         "empty": plgpu.ClusterBarrier(
@@ -182,12 +181,12 @@ def scratch(operands: Operands, config: MatmulConfig, flat_views: bool = True) -
     }
     if operands.addend is not None:
         dtype = operands.addend.dtype
-        row = columns * jnp.dtype(dtype).itemsize
-        flat = _addend_is_flat(operands, config)
+        itemsize = jnp.dtype(dtype).itemsize
+        transforms = _tiled(SWIZZLE_BYTES // itemsize, dtype)
+        if _addend_is_flat(operands, config):
+            transforms = (_untyped.SwizzleTransform(columns * itemsize),)
         found["addend_smem"] = plgpu.SMEM(
-            (config.warpgroups, WGMMA_ROWS, columns),
-            dtype,
-            transforms=_layout(min(row, SWIZZLE_BYTES), dtype, tiled=not flat),
+            (config.warpgroups, WGMMA_ROWS, columns), dtype, transforms=transforms
         )
         found["addend_full"] = plgpu.Barrier(num_barriers=config.warpgroups)
     return found
@@ -383,7 +382,7 @@ class _Worker:
                 self.store_part(tile, index, self.round_part(tile, index, value, wg), wg)
             return end
 
-        end = pl.run_scoped(scope, plgpu.WGMMAAccumulatorRef(self.config.part, jnp.float32))
+        end = pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
         self.signal(tile)
         return end
 
@@ -436,9 +435,7 @@ class _Worker:
             rounded = [self.round_part(tile, i, value, wg) for i, _ in enumerate(self.subtiles)]
             return end, tuple(rounded)
 
-        end, rounded = pl.run_scoped(
-            scope, plgpu.WGMMAAccumulatorRef(self.config.part, jnp.float32)
-        )
+        end, rounded = pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
         return end, jnp.bool_(True), (tile.step, tile.m, tile.n, tile.chunk), rounded
 
     def multiply(self, acc: Any, begin: int, end: int, slot: jax.Array, wg: jax.Array) -> jax.Array:
@@ -497,14 +494,14 @@ class _Worker:
 
     def on_part(self, use: Callable[[Any], None], index: int, wg: jax.Array) -> Use:
         """``use`` called with the ref of an output store's part of the tile."""
-        row, column = self.subtiles[index]
+        first_row, first_column = self.subtiles[index]
         rows, columns = self.config.part
-        wg_row = wg * rows if self.config.split == "m" else 0
-        wg_column = wg * columns if self.config.split == "n" else 0
+        row = first_row + (wg * rows if self.config.split == "m" else 0)
+        column = first_column + (wg * columns if self.config.split == "n" else 0)
 
         def on_tile(matrix: Any, tile_row: Any, tile_column: Any) -> None:
-            at_row = pl.ds(tile_row + row + wg_row, WGMMA_ROWS)
-            use(matrix.at[at_row, pl.ds(tile_column + column + wg_column, self.store_columns)])
+            at = pl.ds(tile_row + row, WGMMA_ROWS)
+            use(matrix.at[at, pl.ds(tile_column + column, self.store_columns)])
 
         return on_tile
 

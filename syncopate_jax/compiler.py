@@ -62,6 +62,7 @@ def compile(
     names = mesh.axis_tuple(axis_name, caller="compile")
     if order not in ORDERS:
         raise InputError(f"compile: order needs one of {', '.join(ORDERS)}, found {order!r}")
+    _check_types(kernel, plan, launch)
     axis_map = AxisMap.of(axis_map)
     check(plan)
     plan = expand_collectives(plan)
@@ -92,6 +93,17 @@ def compile(
         f"no backend can fuse plan {plan.name} with kernel {kernel.name} for target {target}:\n"
         f"{listed}"
     )
+
+
+def _check_types(kernel: object, plan: object, launch: object) -> None:
+    """Raises InputError for an argument that is another kind of thing."""
+    for name, value, wanted in (
+        ("kernel", kernel, PallasKernel),
+        ("plan", plan, Plan),
+        ("launch", launch or Launch(), Launch),
+    ):
+        if not isinstance(value, wanted):
+            raise InputError(f"compile: {name} needs a {wanted.__name__}, found {value!r}")
 
 
 def _on_device(launch: Launch, target: str) -> Launch:

@@ -78,6 +78,8 @@ class Options:
             if not isinstance(asked, str) and (name, asked) != ("target", None):
                 raise InputError(f"{name}: needs a name, found {asked!r}")
         object.__setattr__(self, "launch", self.launch or Launch())
+        if not isinstance(self.launch, Launch):
+            raise InputError(f"launch: needs a Launch or None, found {self.launch!r}")
         if self.split is not None and not _is_count(self.split):
             raise InputError(f"split: needs an integer of at least 1 or None, found {self.split!r}")
         given: Any = self.tiles or {}
@@ -88,6 +90,8 @@ class Options:
                 f"tiles: needs a mapping of letters to sizes, found {given!r}"
             ) from error
         for letter, size in tiles.items():
+            if not isinstance(letter, str):
+                raise InputError(f"tiles: needs letters as keys, found {letter!r}")
             if not _is_count(size):
                 raise InputError(f"tiles: {letter} needs an integer of at least 1, found {size!r}")
         object.__setattr__(self, "tiles", tuple(sorted(tiles.items())))

@@ -117,6 +117,33 @@ def test_names_that_are_not_known() -> None:
             fuse(kernel, plan, {"t": "x"}, axis_name=wrong)
 
 
+def test_arguments_of_other_kinds() -> None:
+    plan, kernel = own_kernels.gather_plan(2, t=(4, 4)), own_kernels.scale(4, 4)
+    with refused("compile: kernel needs a PallasKernel, found None"):
+        fuse(None, plan, {"t": "x"}, axis_name="t")
+    with refused("compile: plan needs a Plan, found 'all_gather_ring'"):
+        fuse(kernel, "all_gather_ring", {"t": "x"}, axis_name="t")
+    with refused("compile: launch needs a Launch, found 3"):
+        fuse(kernel, plan, {"t": "x"}, axis_name="t", launch=3)
+    for wrong in (None, {"t": 3}, {"t": ("x", 1)}, {"t": ("x", (0,), 1)}):
+        with refused(
+            "axis map: needs {tensor: operand} or {tensor: (operand, dimensions)}, "
+            f"found {wrong!r}"
+        ):
+            fuse(kernel, plan, wrong, axis_name="t")
+
+
+@each_backend
+def test_operands_that_blocks_do_not_fit(backend: str) -> None:
+    """The operand of the plan is checked against the plan, another one against its blocks."""
+    plan = own_kernels.gather_plan(2, t=(4, 4))
+    operator = fuse(own_kernels.scale(4, 4), plan, {"t": "x"}, axis_name="t", backend=backend)
+    with refused("the index map of s gives block (1, 0), but blocks (2, 1) of shape (2, 1)"):
+        run(operator, 2, (P("t"), P()), P("t"), random(4, 4), random(2, 1))
+    with refused("blocks of s have 2 dimensions, its shape is (4,)"):
+        run(operator, 2, (P("t"), P()), P("t"), random(4, 4), random(4))
+
+
 def test_dimensions_that_do_not_fit() -> None:
     kernel, plan = own_kernels.scale(4, 4), own_kernels.gather_plan(2, t=(4, 4))
     with refused("axis map: dims (0, 0) of tensor t (4, 4) must name each of its 2 dimensions"):

@@ -110,11 +110,7 @@ class Signals:
         if self.folded:
             pl.semaphore_signal(self.counters.at[rank * self.slots + slot])
         else:
-            pl.semaphore_signal(
-                self.counters.at[slot],
-                device_id=self.peer_id(rank),
-                device_id_type=pl.DeviceIdType.MESH,
-            )
+            pl.semaphore_signal(self.counters.at[slot], device_id=self.peer_id(rank))
 
     @staticmethod
     def _each(table: Any, lists: Lists, point: Any, do: Any) -> None:

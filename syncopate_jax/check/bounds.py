@@ -25,7 +25,7 @@ def check_indices(plan: Plan, report: Report) -> None:
         )  # fmt: skip
         return
     _check_columns(plan, report)
-    _check_groups(plan, report)
+    check_groups(plan, report)
     _check_dependencies(plan, report)
     p2p = c.kind == 0
     ends = (c.rank == c.src_rank) | (c.rank == c.dst_rank)
@@ -82,7 +82,8 @@ def _check_column(
     )
 
 
-def _check_groups(plan: Plan, report: Report) -> None:
+def check_groups(plan: Plan, report: Report) -> None:
+    """Finds groups that hold no rank of the plan, or one twice, and members outside of theirs."""
     c = plan.columns
     for group in plan.groups:
         outside = sorted({rank for rank in group if not 0 <= rank < plan.num_ranks})

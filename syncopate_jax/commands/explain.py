@@ -113,18 +113,20 @@ def _backends(
     from syncopate_jax.errors import SyncopateError
     from syncopate_jax.ops import fused
     from syncopate_jax.ops.blocked import block
-    from syncopate_jax.options import Options
+    from syncopate_jax.ops.prediction import GPU_WORKERS
+    from syncopate_jax.options import Launch, Options
     from syncopate_jax.registry import backends
 
     layout = block(spec, lhs, rhs, args.ranks)
     found = []
     for name in backends.names():
-        options = Options(backend=name, target=args.target)
+        launch = Launch(sms=GPU_WORKERS)
+        options = Options(backend=name, target=args.target, launch=launch)
         try:
             fused.choose_backend(spec, options)
             fused.build(spec.kind, layout, args.dtype, args.dtype, ("ranks",), options)
         except SyncopateError as error:
-            found.append(Verdict(name, str(error)))
+            found.append(Verdict(name, str(error).rpartition(f"\n  {name}: ")[2]))
         else:
             found.append(Verdict(name, ""))
     return found
@@ -136,10 +138,10 @@ def _report(
     predicted: dict[int, Comparison],
     best: int,
 ) -> None:
-    print(f"{args.operator}, {args.ranks} ranks, M,K,N = {args.shape}, {args.dtype}")
+    print(f"{args.operator}, {args.ranks} ranks, M,K,N = {args.shape} over all ranks, {args.dtype}")
     print(f"\nbackends, for target {args.target}:")
     for verdict in backends:
-        print(f"  {verdict.backend:<12} {verdict.reason or 'can do it'}")
+        print(f"  {verdict.backend:<15} {verdict.reason or 'can do it'}")
     print("\nbackend 'auto' takes xla: no measurement of this shape says that another is faster")
     print(f"\npredicted on {args.topology}, for a kernel that reaches the topology's rates:")
     for split, one in predicted.items():

@@ -10,14 +10,17 @@ from syncopate_jax.check.simulate import simulate
 from syncopate_jax.check.timeline import check_picture, draw
 from syncopate_jax.check.timing import Timeline
 from syncopate_jax.check.trace import write_trace
+from syncopate_jax.check.verify import verify
 from syncopate_jax.commands.command import DONE, Command, add_json_flag, print_json
 from syncopate_jax.commands.plan_files import add_plan_argument, read_plan
 from syncopate_jax.commands.progress import Progress
 from syncopate_jax.ir import presets, topology_json
+from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.passes.expand_collectives import expand_collectives
 
 _PATH_STEPS = 8
+GPUS_PER_NODE = 8
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         if plan.has_collectives():
             plan = expand_collectives(plan)
             print("collectives were expanded into their templates' transfers", file=sys.stderr)
+        _warn_of_findings(plan)
         timeline = simulate(plan, read_topology(args.topology, plan.num_ranks), progress=progress)
         if args.trace is not None:
             write_trace(timeline, args.trace)
@@ -53,10 +57,28 @@ def run(args: argparse.Namespace) -> int:
     return DONE
 
 
+def _warn_of_findings(plan: Plan) -> None:
+    """A plan that does not verify has a time, but not one that means anything."""
+    findings = verify(plan)
+    if findings:
+        print(
+            f"warning: {plan.name} does not verify: {len(findings)} finding(s), the first is "
+            f"{findings[0]}",
+            file=sys.stderr,
+        )
+
+
 def read_topology(given: str, num_ranks: int) -> Topology:
     """The topology that ``--topology`` names: a file where one is there or meant, else a preset."""
     if given.endswith(".json") or Path(given).is_file():
         return topology_json.load(given)
+    if given in ("h100", "h200") and num_ranks > GPUS_PER_NODE:
+        print(
+            f"warning: {given} is one NVLink domain, and {num_ranks} ranks are more than the "
+            f"{GPUS_PER_NODE} of a node; nodes:{-(-num_ranks // GPUS_PER_NODE)}x{GPUS_PER_NODE} "
+            f"joins nodes by their NICs",
+            file=sys.stderr,
+        )
     return presets.preset(given, num_ranks)
 
 

@@ -228,8 +228,9 @@ def _sharding(
     """The axes of each letter, without those of a single rank."""
     spec = spec.spec if isinstance(spec, jax.sharding.NamedSharding) else spec
     if len(spec) > len(letters):
-        raise InputError(f"{name}: {spec} shards {len(spec)} dimensions, letters {letters!r} have "
-                         f"{len(letters)}")  # fmt: skip
+        raise InputError(
+            f"{name}: {spec} shards {len(spec)} dimensions, letters {letters!r} have {len(letters)}"
+        )
     found: dict[str, tuple[str, ...]] = {}
     seen: set[str] = set()
     for letter, entry in itertools.zip_longest(letters, spec):

@@ -45,9 +45,9 @@ def build_plan(
         raise InputError(f"plan {name}: boxes of {ndim} dimensions, a tensor has {widest}")
     builder = _Builder(name, num_ranks, tuple(tensors), tuple(initial), tuple(goals))
     builder.ndim = widest if ndim is None else ndim
-    builder.channels |= {channel: i for i, channel in enumerate(channels)}
-    builder.groups |= {group: i for i, group in enumerate(groups)}
-    builder.origins |= {origin: i for i, origin in enumerate(origins)}
+    builder.channels |= {channel: i for i, channel in enumerate(dict.fromkeys(channels))}
+    builder.groups |= {group: i for i, group in enumerate(dict.fromkeys(groups))}
+    builder.origins |= {origin: i for i, origin in enumerate(dict.fromkeys(origins))}
     return builder.build(ops)
 
 

@@ -132,6 +132,8 @@ class Plan:
         names = [tensor.name for tensor in self.tensors]
         if len(set(names)) != len(names):
             raise InputError(f"plan {self.name}: tensor names repeat: {names}")
+        if len(set(self.channels)) != len(self.channels):
+            raise InputError(f"plan {self.name}: channels repeat: {list(self.channels)}")
         known = set(names)
         items: tuple[Region | Goal, ...] = (*self.initial, *self.goals)
         for item in items:

@@ -35,11 +35,17 @@ class AxisMap:
 
     @classmethod
     def of(cls, given: Mapping[str, str | tuple[str, tuple[int, ...]]] | AxisMap) -> AxisMap:
-        """From ``{tensor: operand}`` or ``{tensor: (operand, dims)}``."""
+        """From ``{tensor: operand}`` or ``{tensor: (operand, dims)}``, else InputError."""
         if isinstance(given, AxisMap):
             return given
-        pairs = ((t, (o, ()) if isinstance(o, str) else o) for t, o in given.items())
-        return cls(tuple(Binding(tensor, operand, dims) for tensor, (operand, dims) in pairs))
+        try:
+            pairs = [(t, (o, ()) if isinstance(o, str) else o) for t, o in given.items()]
+            return cls(tuple(Binding(t, operand, tuple(dims)) for t, (operand, dims) in pairs))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InputError(
+                "axis map: needs {tensor: operand} or {tensor: (operand, dimensions)}, found "
+                f"{given!r}"
+            ) from error
 
     def check(self, plan: Plan, accesses: Mapping[str, AnyAccess]) -> None:
         """Raises InputError when a binding names a tensor, operand or dimension that is missing."""

@@ -64,6 +64,10 @@ class PallasKernel:
                     f"{self.name}: {len(names)} names {names} need as many {what}, "
                     f"found {len(specs)}"
                 )
+        if not all(type(extent) is int and extent >= 0 for extent in self.grid):
+            raise InputError(
+                f"{self.name}: grid must be integers of at least 0, found {self.grid!r}"
+            )
         repeated = [*self.operands, *self.results]
         if len(set(repeated)) != len(repeated):
             raise InputError(f"{self.name}: operand and result names repeat: {repeated}")
@@ -116,11 +120,7 @@ class PallasKernel:
         for name, spec, out in zip(self.results, self.out_specs, self.out_shape, strict=True):
             found[name] = (spec, tuple(out.shape), True)
         for name, (spec, shape, _) in found.items():
-            if len(block_shape(spec, shape)) != len(shape):
-                raise InputError(
-                    f"{self.name}: blocks of {name} have {len(block_shape(spec, shape))} "
-                    f"dimensions, its shape is {shape}"
-                )
+            self.check_blocks(name, spec, shape)
         reduction = self.reduction_axes
         axes = [Axis(n, count, 1) for n, count in zip(self.axis_names, self.grid, strict=True)]
         followed = {name: self._follow(*entry) for name, entry in found.items()}
@@ -142,6 +142,28 @@ class PallasKernel:
         return space, {
             name: self._access(name, found[name], followed[name], axes, space) for name in found
         }
+
+    def check_blocks(self, name: str, spec: pl.BlockSpec, shape: tuple[int, ...]) -> None:
+        """Raises InputError unless every block of ``name`` begins inside its ``shape``.
+
+        A copy of a block that does not would touch another array's memory.
+        """
+        block = block_shape(spec, shape)
+        if len(block) != len(shape):
+            raise InputError(
+                f"{self.name}: blocks of {name} have {len(block)} dimensions, its shape is {shape}"
+            )
+        counts = [max(-(-extent // size), 1) for extent, size in zip(shape, block, strict=True)]
+        index = block_indices(spec, self.grid, self.name, len(shape))
+        outside = np.argwhere(((index < 0) | (index >= counts)).any(-1))
+        if len(outside):
+            point = tuple(map(int, outside[0]))
+            raise InputError(
+                f"{self.name}: at grid point {point} the index map of {name} gives block "
+                f"{tuple(map(int, index[point]))}, but blocks {block} of shape {tuple(shape)} are "
+                f"numbered from 0 to {tuple(count - 1 for count in counts)}; {len(outside)} of "
+                f"{index[..., 0].size} grid points are outside"
+            )
 
     def _follow(
         self, spec: pl.BlockSpec, shape: tuple[int, ...], _write: bool

@@ -84,6 +84,9 @@ def contract(
             f"a fused {spec.kind} adds in float32, which would lose half of float64's digits; use "
             f"backend 'xla'"
         )
+    # Part of what the operator is remembered by: the same axis may be folded here and not there.
+    folded = options.launched.using(folded=mesh.is_folded(axis_names))
+    options = options.using(launch=folded)
     layout = block(spec, lhs.shape, rhs.shape, ranks)
     operator, layout = build(spec.kind, layout, str(lhs.dtype), str(out_dtype), axis_names, options)
     operands = (x.reshape(layout.operand_shape(p)) for p, x in (("lhs", lhs), ("rhs", rhs)))
@@ -106,7 +109,6 @@ def build(
     target = options.target or "tpu"
     make = prepare_gpu if target == "mosaic_gpu" else prepare
     layout, kernel, plan = make(kind, layout, LARGEST_TILE[target], dtype, out_dtype, options)
-    launch = options.launched.using(folded=mesh.is_folded(axis_names))
     operator = compiler.compile(
         kernel,
         plan,
@@ -115,7 +117,7 @@ def build(
         backend=options.backend,
         target=target,
         order=options.order or ORDER[target],
-        launch=launch,
+        launch=options.launched,
     )
     return operator, layout
 

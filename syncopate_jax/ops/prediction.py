@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from syncopate_jax.check.simulate import Comparison, compare
+from syncopate_jax.check.simulate import Comparison, compare, simulate
 from syncopate_jax.compiler import bound_shapes
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.kernel.axis_map import AxisMap
@@ -33,12 +34,17 @@ def predict(
     """Predicted seconds of one operator with local operands of shapes ``lhs`` and ``rhs``.
 
     The number of ranks is the topology's. Tiles are those of a GPU's matrix kernel; a tile costs
-    its share of the topology's compute rate.
+    its share of the topology's compute rate. The unfused time and the bound are those of whole
+    chunks, whatever ``options.split``.
     """
-    layout = block(spec, lhs, rhs, topology.num_ranks)
-    layout, kernel, plan = prepare(spec.kind, layout, GPU_TILE, dtype, dtype, options or Options())
+    options = options or Options()
+    given = block(spec, lhs, rhs, topology.num_ranks)
+    layout, kernel, plan = prepare(spec.kind, given, GPU_TILE, dtype, dtype, options)
     axis_map = AxisMap.of({plan.tensors[0].name: layout.place})
     space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel))
     schedule = schedule_plan(plan, space, accesses, axis_map, workers=workers)
     flops = 2.0 * math.prod(layout.extents.values())
-    return compare(schedule, topology, tile_flops=flops / space.num_tiles)
+    found = compare(schedule, topology, tile_flops=flops / space.num_tiles)
+    # Nobody cuts chunks for a program that does not overlap them.
+    _, _, whole = prepare(spec.kind, given, GPU_TILE, dtype, dtype, options.using(split=1))
+    return replace(found, communication=simulate(whole, topology).makespan)

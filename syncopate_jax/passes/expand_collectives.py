@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from syncopate_jax.check.bounds import check_groups
 from syncopate_jax.check.collectives import check_collectives, find_instances
 from syncopate_jax.check.report import Report
 from syncopate_jax.errors import InputError, PlanError, UnsupportedError
@@ -72,6 +73,9 @@ def expand_collectives(plan: Plan, how: str = "template", choose: Choose | None 
     if not plan.has_collectives():
         return plan
     report = Report(plan)
+    check_groups(plan, report)  # collectives are looked up by them
+    if report.findings:
+        raise PlanError(plan.name, report.findings)
     instances = find_instances(plan, report)
     check_collectives(plan, instances, report)
     if report.findings:

@@ -198,7 +198,7 @@ def _run_eagerly(*args: jax.Array, call: _Call) -> Sequence[jax.Array]:
 
 def _batch(
     axis_data: Any, args: Sequence[jax.Array], dims: Sequence[int | None], *, call: _Call
-) -> tuple[Sequence[jax.Array], Sequence[int]]:
+) -> tuple[Sequence[jax.Array], Sequence[int | None]]:
     batched = tuple(dim is not None for dim in dims)
     args = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims, strict=True)]
     size = axis_data.size
@@ -211,6 +211,9 @@ def _batch(
             )
         outs = tuple(call.fold(axis_data.size, batched, *args))
         return outs, (0,) * len(outs)
+    if not any(batched):  # JAX asks all the same, of whatever a vmapped function calls
+        outs = tuple(_fused_call_p.bind(*args, call=call))
+        return outs, (None,) * len(outs)
     if call.batch is not None:
         outs = tuple(call.batch(size, batched, *args))
         return outs, (0,) * len(outs)

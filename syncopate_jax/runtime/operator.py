@@ -143,11 +143,14 @@ class Operator:
             )
         shapes, plan = self.operand_shapes(), self.work.schedule.plan
         dtypes = {b.operand: plan.tensor(b.tensor).dtype for b in self.work.axis_map.bindings}
-        for name, x in zip(kernel.operands, operands, strict=True):
+        specs = kernel.in_specs
+        for name, spec, x in zip(kernel.operands, specs, operands, strict=True):
             if not hasattr(x, "shape") or not hasattr(x, "dtype"):
                 raise InputError(
                     f"{self.name}: operand {name} must be an array, found {type(x).__name__}"
                 )
+            if name not in shapes:
+                kernel.check_blocks(name, spec, tuple(x.shape))
             if name in shapes and tuple(x.shape) != shapes[name]:
                 raise InputError(
                     f"{self.name}: operand {name} is {tuple(x.shape)} on each rank, the plan has "

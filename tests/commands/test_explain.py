@@ -34,7 +34,7 @@ def test_a_backend_that_cannot_says_why(capsys: pytest.CaptureFixture[str]) -> N
     argv = ["explain", "all_gather_matmul", "--ranks", "2", "--shape", "256,256,256"]
     assert main([*argv, "--target", "fpga"]) == 0
     out = capsys.readouterr().out
-    assert "remote_dma   target: no local kernel is written for 'fpga'; known:" in out
+    assert "remote_dma      target: no local kernel is written for 'fpga'; known:" in out
     assert "backend 'auto' takes xla" in out
 
 

@@ -120,6 +120,7 @@ def test_tensor_refuses(wrong: dict[str, Any], message: str) -> None:
     [
         ({"num_ranks": 0}, "plan p: needs at least 1 rank, found 0"),
         ({"tensors": (X, X)}, r"plan p: tensor names repeat: \['x', 'x'\]"),
+        ({"channels": ("nic", "nic")}, r"plan p: channels repeat: \['nic', 'nic'\]"),
         (
             {"initial": (Region(0, "z", X.box),)},
             r"plan p: Region.* names no tensor of \['x'",

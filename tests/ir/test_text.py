@@ -124,8 +124,8 @@ def test_written_by_hand() -> None:
 
 
 def test_repeated_names_cannot_be_written() -> None:
-    plan = replace(full_plan(), channels=("a", "b", "a"))
-    with pytest.raises(InputError, match=r"channels \('a', 'b', 'a'\) repeat; text cannot tell"):
+    plan = replace(full_plan(), origins=("a", "b", "a"))
+    with pytest.raises(InputError, match=r"origins \('a', 'b', 'a'\) repeat; text cannot tell"):
         to_text(plan)
 
 

@@ -107,6 +107,26 @@ def test_shapes_of_another_number_of_dimensions() -> None:
         kernel(ROWS).read({"x": (1, 4, 4)})
 
 
+@pytest.mark.parametrize("grid", [(-2,), (2.0,), (True,)])
+def test_grids_that_count_nothing(grid: Any) -> None:
+    with refused(f"kernel: grid must be integers of at least 0, found {grid!r}"):
+        kernel(ROWS, grid=grid)
+
+
+def test_blocks_that_begin_outside() -> None:
+    before = pl.BlockSpec((2, 4), lambda i: (i - 1, 0))
+    numbered = "blocks (2, 4) of shape (4, 4) are numbered from 0 to (1, 0)"
+    with refused(
+        f"kernel: at grid point (0,) the index map of x gives block (-1, 0), but {numbered}; 1 of "
+        "2 grid points are outside"
+    ):
+        kernel(before).read({"x": (4, 4)})
+    with refused(f"the index map of out gives block (-1, 0), but {numbered}"):
+        kernel(ROWS, out_specs=(before,)).read({"x": (4, 4)})
+    with refused("at grid point (2,) the index map of x gives block (2, 0)"):
+        kernel(ROWS, grid=(4,)).read({"x": (3, 4)})
+
+
 MATMUL = {"sizes": {"m": 6, "n": 4, "k": 4, "b": 2}, "dtype": "float32", "out_dtype": "float32"}
 
 

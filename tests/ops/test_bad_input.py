@@ -199,6 +199,8 @@ OPTIONS = [
     ({"plan": 7}, "plan: needs a Plan, the name of a plan template or None, found 7"),
     ({"split": 0}, "split: needs an integer of at least 1 or None, found 0"),
     ({"split": 1.5}, "split: needs an integer of at least 1 or None, found 1.5"),
+    ({"launch": 3}, "launch: needs a Launch or None, found 3"),
+    ({"tiles": {"m": 8, 1: 2}}, "tiles: needs letters as keys, found 1"),
     ({"tiles": {"m": 0}}, "tiles: m needs an integer of at least 1, found 0"),
     ({"tiles": {"m": "8"}}, "tiles: m needs an integer of at least 1, found '8'"),
     ({"tiles": {"q": 8}}, "tiles: ['q'] are no letters; known: k, m, n"),

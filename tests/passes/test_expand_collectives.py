@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -237,3 +238,9 @@ def test_new_dependencies_are_of_the_known_kinds() -> None:
     plan = expand_collectives(collective(3, (3, 4), kind="all_reduce"))
     found = {type(dep) for rank in range(3) for op in plan.ops(rank) for dep in op.deps}
     assert found == {OpDep, ComputeDep}
+
+
+def test_a_group_that_does_not_hold_its_members() -> None:
+    plan = replace(collective(3, (6, 6), kind="all_gather"), groups=((0, 2),))
+    with pytest.raises(PlanError, match=r"rank 1 op 0 \[bad-group\]: rank 1 takes part in a coll"):
+        expand_collectives(plan)

@@ -263,6 +263,24 @@ def test_scan_and_vmap():
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
+@pytest.mark.parametrize("batch", [None, lambda size, batched, x: []])
+def test_vmap_of_a_function_whose_call_is_not_batched(batch):
+    """One call serves the whole batch, however the call is to be batched."""
+
+    def body(gather, x, factors):
+        return jax.vmap(lambda factor: factor * gather(x))(factors)
+
+    def run(gather):
+        return on(line(2), functools.partial(body, gather), (X, P()), P(None, "x"))
+
+    x, factors = rows(2, 8), jnp.array([1.0, 3.0])
+    fused = run(functools.partial(gather_x, batch=batch))
+    text = str(jax.make_jaxpr(fused)(x, factors))
+    assert text.count("fused_call") == 1 and "scan" not in text
+    expected = run(lambda x: lax.all_gather(x, "x"))(x, factors)
+    np.testing.assert_array_equal(jax.jit(fused)(x, factors), expected)
+
+
 def test_a_batch_rule_takes_the_whole_batch():
     seen = []
 
