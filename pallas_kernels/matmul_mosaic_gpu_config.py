@@ -14,6 +14,7 @@ from syncopate_jax.errors import InputError, UnsupportedError
 
 TUNED_FILE = "matmul_mosaic_gpu_configs.json"
 SWIZZLE_BYTES = 128  # the widest TMA swizzle
+STORE_COLUMNS = (16, 32, 64)  # of 2 bytes: one swizzle of 32, 64 or 128 bytes
 WGMMA_ROWS = 64  # rows of one wgmma instruction
 WGMMA_COLUMNS = 256  # columns of the widest one
 HOPPER_SHARED_MEMORY = 227 * 1024  # bytes that one block can have on compute capability 9.0
@@ -158,9 +159,8 @@ class MatmulConfig:
     def problem(self) -> str | None:
         """Why no kernel can be cut this way, or None."""
         rows, columns = self.part
-        whole = (rows * self.warpgroups, columns) if self.split == "m" else (rows, columns)
-        if self.split == "n":
-            whole = (rows, columns * self.warpgroups)
+        down, across = (self.warpgroups, 1) if self.split == "m" else (1, self.warpgroups)
+        whole = (rows * down, columns * across)
         if whole != (self.tile_m, self.tile_n) or rows % WGMMA_ROWS or columns % 8:
             return (
                 f"a warpgroup's part of the {self.tile_m}x{self.tile_n} tile is {rows}x{columns}; "
@@ -175,8 +175,11 @@ class MatmulConfig:
                 f"{self.consumer_registers} registers, and 24 are needed beside it; take a smaller "
                 "tile or more warpgroups"
             )
-        if columns % self.epilogue_n:
-            return f"epilogue_n={self.epilogue_n} must divide the {columns} columns of a part"
+        if self.epilogue_n not in STORE_COLUMNS or columns % self.epilogue_n:
+            return (
+                f"epilogue_n={self.epilogue_n} must be one of {STORE_COLUMNS}, and divide the "
+                f"{columns} columns of a part"
+            )
         if self.stages <= self.in_flight:
             return f"stages={self.stages} must exceed in_flight={self.in_flight}"
         return None
