@@ -14,7 +14,7 @@ PACKAGE = "syncopate_jax"
 # Each unit may import those before it; units joined by a bar may not import each other.
 ORDER = (
     "errors options registry ir plans kernel pallas_kernels check native "
-    "passes|importers|backends "
+    "synthesis passes|importers|backends "
     "runtime tune compiler ops rewrite commands cli __init__ __main__"
 )
 RANK = {unit: rank for rank, units in enumerate(ORDER.split()) for unit in units.split("|")}

@@ -1,0 +1,200 @@
+"""Sends as operations: the transfers of gathers, of reductions (gathers run backwards), and of
+exchanges, whose blocks rest in scratch on the ranks that relay them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from syncopate_jax.ir.transfers import Transfers, make_transfers
+from syncopate_jax.synthesis.matching import Sends
+from syncopate_jax.synthesis.network import Network
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunks:
+    """What is moved as one unit: [chunks, d] boxes and the [chunks] rank each belongs to."""
+
+    lo: Array
+    hi: Array
+    owner: Array
+
+
+def gathering(
+    network: Network,
+    sends: Sends,
+    chunks: Chunks,
+    *,
+    pull: bool,
+    tensor: int = 0,
+    produced: bool = False,
+) -> Transfers:
+    """Every send as a transfer within one tensor, after the one that brought its chunk."""
+    src, dst = network.src[sends.link], network.dst[sends.link]
+    handed = np.flatnonzero(sends.parent >= 0)
+    return make_transfers(
+        src,
+        dst,
+        chunks.lo[sends.chunk],
+        chunks.hi[sends.chunk],
+        rank=dst if pull else src,
+        src_tensor=tensor,
+        dst_tensor=tensor,
+        channel=network.channel[sends.link],
+        waiter=handed,
+        awaited=sends.parent[handed],
+        produced=produced & (sends.parent < 0),
+    )
+
+
+def reducing(
+    network: Network,
+    sends: Sends,
+    chunks: Chunks,
+    *,
+    pull: bool,
+    reduce: int,
+    produced: bool,
+) -> Transfers:
+    """``sends`` of the reversed ``network`` run backwards: partials meet where chunks parted.
+
+    A rank hands its partial on once all that were to be added to it have been. A relay has none of
+    its own: what comes first is written, the others are added after it.
+    """
+    order = np.argsort(-sends.landed, kind="stable")
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    link, chunk = sends.link[order], sends.chunk[order]
+    src, dst = network.src[link], network.dst[link]
+    parent = sends.parent[order]
+    later = number[parent[parent >= 0]]  # the send that brought a chunk, run backwards, comes last
+    waiter, awaited = [later], [np.flatnonzero(parent >= 0)]
+    how = np.full(len(order), reduce)
+    relay = np.isin(dst, network.relays)
+    if relay.any():
+        into = dst * (int(chunk.max()) + 1) + chunk
+        _, first, which = np.unique(into, return_index=True, return_inverse=True)
+        leader = first[which]
+        leads = leader == np.arange(len(order))
+        how[relay & leads] = 0
+        others = np.flatnonzero(relay & ~leads)
+        waiter.append(others)
+        awaited.append(leader[others])
+    partial = np.isin(src, network.members)
+    return make_transfers(
+        src,
+        dst,
+        chunks.lo[chunk],
+        chunks.hi[chunk],
+        rank=dst if pull else src,
+        reduce=how,
+        channel=network.channel[link],
+        waiter=np.concatenate(waiter),
+        awaited=np.concatenate(awaited),
+        produced=produced & partial,
+    )
+
+
+def keeping(
+    chunks: Chunks, channel: int, *, dst_lo: Array | None = None, produced: bool = False
+) -> Transfers:
+    """Each owner copies its chunks from tensor 0 to tensor 1, in its own memory."""
+    return make_transfers(
+        chunks.owner,
+        chunks.owner,
+        chunks.lo,
+        chunks.hi,
+        dst_lo=dst_lo,
+        dst_tensor=1,
+        channel=channel,
+        produced=produced,
+    )
+
+
+def summing(scatter: Transfers, keep: Transfers, gather: Transfers, roots: Array) -> Transfers:
+    """An all-reduce: sums are made in tensor 0, kept in tensor 1 by their owners, and spread there.
+
+    ``roots`` [gathering transfers] is the number of the copy that a transfer starts from, -1 for
+    one that hands on.
+    """
+    scattered, kept = len(scatter.rank), len(keep.rank)
+    # A copy waits for all that is added to what it copies.
+    key = {
+        (int(rank), *map(int, lo)): number
+        for number, (rank, lo) in enumerate(zip(keep.rank, keep.src_lo, strict=True))
+    }
+    waiter, awaited = [], []
+    for number, (rank, lo) in enumerate(zip(scatter.dst_rank, scatter.src_lo, strict=True)):
+        copy = key.get((int(rank), *map(int, lo)))
+        if copy is not None:
+            waiter.append(scattered + copy)
+            awaited.append(number)
+    first = np.flatnonzero(roots >= 0)
+    parts = [scatter, keep, gather]
+    starts = (0, scattered, scattered + kept)
+    joined = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in Transfers.__slots__
+        if name not in ("waiter", "awaited")
+    }
+    joined["waiter"] = np.concatenate(
+        [part.waiter + at for part, at in zip(parts, starts, strict=True)]
+        + [np.array(waiter, np.int64), first + starts[2]]
+    )
+    joined["awaited"] = np.concatenate(
+        [part.awaited + at for part, at in zip(parts, starts, strict=True)]
+        + [np.array(awaited, np.int64), roots[first] + starts[1]]
+    )
+    return Transfers(**joined)
+
+
+def exchanging(
+    network: Network,
+    sends: Sends,
+    chunks: Chunks,
+    destination: Array,
+    dst_lo: Array,
+    axis: int,
+    *,
+    pull: bool,
+    produced: bool,
+) -> tuple[Transfers, int]:
+    """Blocks from tensor 0 to tensor 1, by way of tensor 2 on relaying ranks.
+
+    ``destination`` [chunks] and ``dst_lo`` [chunks, d] say where a block must end. Returns the
+    transfers and the extent along ``axis`` that tensor 2 needs.
+    """
+    src, dst = network.src[sends.link], network.dst[sends.link]
+    chunk = sends.chunk
+    final = dst == destination[chunk]
+    extent = (chunks.hi - chunks.lo)[:, axis]
+    read_lo, write_lo = chunks.lo[chunk].copy(), dst_lo[chunk].copy()
+    used = np.zeros(network.num_ranks, np.int64)
+    base = np.zeros(len(chunk), np.int64)
+    for send in np.flatnonzero(~final).tolist():
+        rank, one = int(dst[send]), int(chunk[send])
+        base[send] = used[rank]
+        used[rank] += extent[one]
+    write_lo[~final, axis] = base[~final]
+    other = [i for i in range(read_lo.shape[1]) if i != axis]
+    write_lo[np.ix_(np.flatnonzero(~final), other)] = chunks.lo[chunk][~final][:, other]
+    handed = np.flatnonzero(sends.parent >= 0)
+    read_lo[handed] = write_lo[sends.parent[handed]]
+    transfers = make_transfers(
+        src,
+        dst,
+        read_lo,
+        read_lo + (chunks.hi - chunks.lo)[chunk],
+        dst_lo=write_lo,
+        rank=dst if pull else src,
+        src_tensor=np.where(sends.parent >= 0, 2, 0),
+        dst_tensor=np.where(final, 1, 2),
+        channel=network.channel[sends.link],
+        waiter=handed,
+        awaited=sends.parent[handed],
+        produced=produced & (sends.parent < 0),
+    )
+    return transfers, int(used.max(initial=0))
