@@ -10,6 +10,7 @@ import numpy as np
 from syncopate_jax.ir.transfers import Transfers, make_transfers
 from syncopate_jax.synthesis.matching import Sends
 from syncopate_jax.synthesis.network import Network
+from syncopate_jax.synthesis.pacing import Scheduled, pace
 
 Array = np.ndarray
 
@@ -23,6 +24,21 @@ class Chunks:
     owner: Array
 
 
+def _scheduled(network: Network, sends: Sends, pull: bool) -> Scheduled:
+    src, dst = network.src[sends.link], network.dst[sends.link]
+    handed = np.flatnonzero(sends.parent >= 0)
+    return Scheduled(
+        queue=(dst if pull else src) * len(network.channels) + network.channel[sends.link],
+        src=src,
+        dst=dst,
+        start=sends.start,
+        freed=sends.landed - network.latency[sends.link],
+        landed=sends.landed,
+        waiter=handed,
+        awaited=sends.parent[handed],
+    )
+
+
 def gathering(
     network: Network,
     sends: Sends,
@@ -33,19 +49,19 @@ def gathering(
     produced: bool = False,
 ) -> Transfers:
     """Every send as a transfer within one tensor, after the one that brought its chunk."""
-    src, dst = network.src[sends.link], network.dst[sends.link]
-    handed = np.flatnonzero(sends.parent >= 0)
+    plan = _scheduled(network, sends, pull)
+    paced = pace(plan)
     return make_transfers(
-        src,
-        dst,
+        plan.src,
+        plan.dst,
         chunks.lo[sends.chunk],
         chunks.hi[sends.chunk],
-        rank=dst if pull else src,
+        rank=plan.dst if pull else plan.src,
         src_tensor=tensor,
         dst_tensor=tensor,
         channel=network.channel[sends.link],
-        waiter=handed,
-        awaited=sends.parent[handed],
+        waiter=np.concatenate([plan.waiter, paced[0]]),
+        awaited=np.concatenate([plan.awaited, paced[1]]),
         produced=produced & (sends.parent < 0),
     )
 
@@ -71,7 +87,10 @@ def reducing(
     src, dst = network.src[link], network.dst[link]
     parent = sends.parent[order]
     later = number[parent[parent >= 0]]  # the send that brought a chunk, run backwards, comes last
-    waiter, awaited = [later], [np.flatnonzero(parent >= 0)]
+    # The sends are those of the reversed network, whose receivers' queues were the senders'.
+    paced = pace(_scheduled(network.reversed(), sends, not pull).backwards())
+    waiter = [later, number[paced[0]]]
+    awaited = [np.flatnonzero(parent >= 0), number[paced[1]]]
     how = np.full(len(order), reduce)
     relay = np.isin(dst, network.relays)
     if relay.any():
@@ -133,6 +152,10 @@ def summing(scatter: Transfers, keep: Transfers, gather: Transfers, roots: Array
             waiter.append(scattered + copy)
             awaited.append(number)
     first = np.flatnonzero(roots >= 0)
+    # All begin to spread together: were some early, they would meet the last sums at the ports,
+    # and nobody would find back into the schedule's step.
+    _, heads = np.unique(gather.rank * 1024 + gather.channel, return_index=True)
+    together = np.repeat(heads, kept), np.tile(np.arange(kept), len(heads))
     parts = [scatter, keep, gather]
     starts = (0, scattered, scattered + kept)
     joined = {
@@ -142,11 +165,11 @@ def summing(scatter: Transfers, keep: Transfers, gather: Transfers, roots: Array
     }
     joined["waiter"] = np.concatenate(
         [part.waiter + at for part, at in zip(parts, starts, strict=True)]
-        + [np.array(waiter, np.int64), first + starts[2]]
+        + [np.array(waiter, np.int64), first + starts[2], together[0] + starts[2]]
     )
     joined["awaited"] = np.concatenate(
         [part.awaited + at for part, at in zip(parts, starts, strict=True)]
-        + [np.array(awaited, np.int64), roots[first] + starts[1]]
+        + [np.array(awaited, np.int64), roots[first] + starts[1], together[1] + starts[1]]
     )
     return Transfers(**joined)
 
@@ -181,8 +204,9 @@ def exchanging(
     write_lo[~final, axis] = base[~final]
     other = [i for i in range(read_lo.shape[1]) if i != axis]
     write_lo[np.ix_(np.flatnonzero(~final), other)] = chunks.lo[chunk][~final][:, other]
-    handed = np.flatnonzero(sends.parent >= 0)
-    read_lo[handed] = write_lo[sends.parent[handed]]
+    plan = _scheduled(network, sends, pull)
+    paced = pace(plan)
+    read_lo[plan.waiter] = write_lo[plan.awaited]
     transfers = make_transfers(
         src,
         dst,
@@ -193,8 +217,8 @@ def exchanging(
         src_tensor=np.where(sends.parent >= 0, 2, 0),
         dst_tensor=np.where(final, 1, 2),
         channel=network.channel[sends.link],
-        waiter=handed,
-        awaited=sends.parent[handed],
+        waiter=np.concatenate([plan.waiter, paced[0]]),
+        awaited=np.concatenate([plan.awaited, paced[1]]),
         produced=produced & (sends.parent < 0),
     )
     return transfers, int(used.max(initial=0))
