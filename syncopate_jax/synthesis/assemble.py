@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from syncopate_jax.ir.transfers import Transfers, make_transfers
+from syncopate_jax.synthesis.listing import Transfer, list_times
 from syncopate_jax.synthesis.matching import Sends
 from syncopate_jax.synthesis.network import Network
 from syncopate_jax.synthesis.pacing import Scheduled, pace
@@ -24,18 +25,19 @@ class Chunks:
     owner: Array
 
 
-def _scheduled(network: Network, sends: Sends, pull: bool) -> Scheduled:
+def _scheduled(network: Network, sends: Sends, pull: bool, merges: bool = False) -> Scheduled:
+    """``sends`` with what waits for what: children for parents or, of ``merges``, the reverse."""
     src, dst = network.src[sends.link], network.dst[sends.link]
-    handed = np.flatnonzero(sends.parent >= 0)
+    ends = np.flatnonzero(sends.parent >= 0), sends.parent[sends.parent >= 0]
     return Scheduled(
         queue=(dst if pull else src) * len(network.channels) + network.channel[sends.link],
-        src=src,
-        dst=dst,
+        egress=network.egress[sends.link],
+        ingress=network.ingress[sends.link],
         start=sends.start,
         freed=sends.landed - network.latency[sends.link],
         landed=sends.landed,
-        waiter=handed,
-        awaited=sends.parent[handed],
+        waiter=ends[merges],
+        awaited=ends[not merges],
     )
 
 
@@ -49,14 +51,15 @@ def gathering(
     produced: bool = False,
 ) -> Transfers:
     """Every send as a transfer within one tensor, after the one that brought its chunk."""
+    src, dst = network.src[sends.link], network.dst[sends.link]
     plan = _scheduled(network, sends, pull)
     paced = pace(plan)
     return make_transfers(
-        plan.src,
-        plan.dst,
+        src,
+        dst,
         chunks.lo[sends.chunk],
         chunks.hi[sends.chunk],
-        rank=plan.dst if pull else plan.src,
+        rank=dst if pull else src,
         src_tensor=tensor,
         dst_tensor=tensor,
         channel=network.channel[sends.link],
@@ -64,6 +67,28 @@ def gathering(
         awaited=np.concatenate([plan.awaited, paced[1]]),
         produced=produced & (sends.parent < 0),
     )
+
+
+def run_backwards(network: Network, sends: Sends, size: Array, pull: bool) -> Sends:
+    """``sends`` of the reversed network as transfers of ``network`` that collect partials.
+
+    Where a chunk parted, partials meet. The order is kept, times are found anew. In the result
+    ``parent`` is the transfer that takes a sum on, and so waits for those that add to it; -1 for
+    what reaches the owner.
+
+    Args:
+      size: [chunks] bytes.
+    """
+    count = len(sends.chunk)
+    later = np.flatnonzero(sends.parent >= 0)
+    first = [(-one,) for one in sends.landed.tolist()]
+    todo = Transfer(sends.link, size[sends.chunk], sends.parent[later], later, first)
+    start, landed = list_times(network, todo, pull)
+    order = np.lexsort((-sends.landed, start))
+    place = np.empty(count + 1, np.int64)
+    place[order], place[count] = np.arange(count), -1
+    parent = place[sends.parent][order]
+    return Sends(sends.chunk[order], sends.link[order], start[order], landed[order], parent)
 
 
 def reducing(
@@ -75,45 +100,36 @@ def reducing(
     reduce: int,
     produced: bool,
 ) -> Transfers:
-    """``sends`` of the reversed ``network`` run backwards: partials meet where chunks parted.
+    """What ``run_backwards`` gave as transfers that add within one tensor.
 
-    A rank hands its partial on once all that were to be added to it have been. A relay has none of
-    its own: what comes first is written, the others are added after it.
+    A relay has no partial of its own: what comes first is written, the others are added after it.
     """
-    order = np.argsort(-sends.landed, kind="stable")
-    number = np.empty(len(order), np.int64)
-    number[order] = np.arange(len(order))
-    link, chunk = sends.link[order], sends.chunk[order]
-    src, dst = network.src[link], network.dst[link]
-    parent = sends.parent[order]
-    later = number[parent[parent >= 0]]  # the send that brought a chunk, run backwards, comes last
-    # The sends are those of the reversed network, whose receivers' queues were the senders'.
-    paced = pace(_scheduled(network.reversed(), sends, not pull).backwards())
-    waiter = [later, number[paced[0]]]
-    awaited = [np.flatnonzero(parent >= 0), number[paced[1]]]
-    how = np.full(len(order), reduce)
+    src, dst = network.src[sends.link], network.dst[sends.link]
+    plan = _scheduled(network, sends, pull, merges=True)
+    paced = pace(plan)
+    waiter, awaited = [plan.waiter, paced[0]], [plan.awaited, paced[1]]
+    how = np.full(len(src), reduce)
     relay = np.isin(dst, network.relays)
     if relay.any():
-        into = dst * (int(chunk.max()) + 1) + chunk
+        into = dst * (int(sends.chunk.max()) + 1) + sends.chunk
         _, first, which = np.unique(into, return_index=True, return_inverse=True)
         leader = first[which]
-        leads = leader == np.arange(len(order))
+        leads = leader == np.arange(len(src))
         how[relay & leads] = 0
         others = np.flatnonzero(relay & ~leads)
         waiter.append(others)
         awaited.append(leader[others])
-    partial = np.isin(src, network.members)
     return make_transfers(
         src,
         dst,
-        chunks.lo[chunk],
-        chunks.hi[chunk],
+        chunks.lo[sends.chunk],
+        chunks.hi[sends.chunk],
         rank=dst if pull else src,
         reduce=how,
-        channel=network.channel[link],
+        channel=network.channel[sends.link],
         waiter=np.concatenate(waiter),
         awaited=np.concatenate(awaited),
-        produced=produced & partial,
+        produced=produced & np.isin(src, network.members),
     )
 
 

@@ -1,25 +1,21 @@
 """An all-to-all over a network: every block along a fastest path, the least loaded one if several.
 
 Paths are chosen block after block, from the destination backwards, each over the link that carries
-least so far. Then time passes: an idle queue issues, of the blocks that wait at it, the one with
-most hops to go for which both ports have room for the link's full rate.
+least so far. Queues then issue blocks with more hops to go first.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 import numpy as np
 
+from syncopate_jax.synthesis.listing import Transfer, list_times
 from syncopate_jax.synthesis.matching import Sends
 from syncopate_jax.synthesis.network import Network
 
 Array = np.ndarray
 
-_FREED, _LANDED = 0, 1
 # Lengths of paths that differ by no more than rounding are equal.
 _EQUAL = 1 + 1e-9
 
@@ -38,7 +34,24 @@ def deliver(network: Network, blocks: Blocks, pull: bool = False) -> Sends:
     if not len(blocks.size):
         none = np.zeros(0, np.int64)
         return Sends(none, none, none.astype(float), none.astype(float), none)
-    return _Delivery(network, blocks, choose_paths(network, blocks), pull).run()
+    paths = choose_paths(network, blocks)
+    length = np.array([len(path) for path in paths])
+    block = np.repeat(np.arange(len(paths)), length)
+    link = np.array([one for path in paths for one in path], np.int64)
+    hop = np.arange(len(link)) - np.repeat(np.cumsum(length) - length, length)
+    handed = np.flatnonzero(hop > 0)
+    turn = (blocks.dst - blocks.src) % network.num_ranks
+    turn = -turn % network.num_ranks if pull else turn
+    first = list(
+        zip((hop - length[block]).tolist(), turn[block].tolist(), strict=True)
+    )  # hops to go, then nearest peers
+    todo = Transfer(link, blocks.size[block], handed, handed - 1, first)
+    start, landed = list_times(network, todo, pull)
+    order = np.argsort(start, kind="stable")
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    parent = np.where(hop > 0, place[np.arange(len(hop)) - 1], -1)[order]
+    return Sends(block[order], link[order], start[order], landed[order], parent)
 
 
 def choose_paths(network: Network, blocks: Blocks) -> list[tuple[int, ...]]:
@@ -78,88 +91,3 @@ def choose_paths(network: Network, blocks: Blocks) -> list[tuple[int, ...]]:
             load[link] += carried[link]
         found.append(tuple(path))
     return found
-
-
-class _Delivery:
-    """State of one run: which blocks wait at which queue."""
-
-    def __init__(
-        self, network: Network, blocks: Blocks, paths: Sequence[tuple[int, ...]], pull: bool
-    ):
-        self.network, self.paths = network, paths
-        self.size = blocks.size.tolist()
-        owner = network.dst if pull else network.src
-        ids = owner * len(network.channels) + network.channel
-        known, queue_of = np.unique(ids, return_inverse=True)
-        self.queue_of = queue_of.tolist()
-        self.waiting: list[list[tuple[int, int, int]]] = [[] for _ in known]
-        self.idle = set(range(len(known)))
-        self.blocked: set[int] = set()
-        turn = (blocks.dst - blocks.src) % network.num_ranks
-        self.turn = (-turn % network.num_ranks if pull else turn).tolist()
-        self.hop = [0] * len(paths)
-        self.last = [-1] * len(paths)
-        self.spare = network.capacity.tolist()
-        self.egress, self.ingress = network.egress.tolist(), network.ingress.tolist()
-        self.bandwidth = network.bandwidth.tolist()
-        self.overhead, self.latency = network.overhead.tolist(), network.latency.tolist()
-        self.log: list[tuple[int, int, float, float, int]] = []
-        self.heap: list[tuple[float, int, int]] = []
-        self.now = 0.0
-
-    def run(self) -> Sends:
-        for block in range(len(self.paths)):
-            self._arrive(block)
-        self._issue(self.idle)
-        while self.heap:
-            self.now = self.heap[0][0]
-            dirty: set[int] = set()
-            freed = False
-            while self.heap and self.heap[0][0] == self.now:
-                _, what, send = heappop(self.heap)
-                block, link = self.log[send][:2]
-                if what == _FREED:
-                    freed = True
-                    self.spare[self.egress[link]] += self.bandwidth[link]
-                    self.spare[self.ingress[link]] += self.bandwidth[link]
-                    self.idle.add(self.queue_of[link])
-                    dirty.add(self.queue_of[link])
-                elif self.hop[block] < len(self.paths[block]):
-                    dirty.add(self._arrive(block))
-            self._issue(dirty | self.blocked if freed else dirty)
-        return Sends(*(np.array(column) for column in zip(*self.log, strict=True)))
-
-    def _arrive(self, block: int) -> int:
-        """``block`` waits for its next link; returns the queue it waits at."""
-        path, hop = self.paths[block], self.hop[block]
-        queue: int = self.queue_of[path[hop]]
-        insort(self.waiting[queue], (hop - len(path), self.turn[block], block))
-        return queue
-
-    def _issue(self, queues: set[int]) -> None:
-        for queue in sorted(queues & self.idle):
-            self.blocked.discard(queue)
-            for place, (_, _, block) in enumerate(self.waiting[queue]):
-                link = self.paths[block][self.hop[block]]
-                need = self.bandwidth[link] * (1 - 1e-9)
-                spare = min(self.spare[self.egress[link]], self.spare[self.ingress[link]])
-                if spare >= need:
-                    del self.waiting[queue][place]
-                    self._start(queue, block, link)
-                    break
-                self.blocked.add(queue)
-
-    def _start(self, queue: int, block: int, link: int) -> None:
-        self.blocked.discard(queue)
-        self.idle.discard(queue)
-        rate = self.bandwidth[link]
-        self.spare[self.egress[link]] -= rate
-        self.spare[self.ingress[link]] -= rate
-        ended = self.now + self.overhead[link] + self.size[block] / rate
-        landed = ended + self.latency[link]
-        send = len(self.log)
-        self.log.append((block, link, self.now, landed, self.last[block]))
-        self.last[block] = send
-        self.hop[block] += 1
-        heappush(self.heap, (ended, _FREED, send))
-        heappush(self.heap, (landed, _LANDED, send))

@@ -18,6 +18,7 @@ from syncopate_jax.synthesis.assemble import (
     gathering,
     keeping,
     reducing,
+    run_backwards,
     summing,
 )
 from syncopate_jax.synthesis.dispatch import Blocks, deliver
@@ -102,7 +103,7 @@ def _gather(request: Request, pieces: int, style: Style) -> Draft:
 
 def _reduce_scatter(request: Request, pieces: int, style: Style) -> Draft:
     chunks = _shard_chunks(request, pieces)
-    sends = _parting(request, chunks, style)
+    sends = _merging(request, chunks, style)
 
     def build() -> Plan:
         goals = [
@@ -116,14 +117,15 @@ def _reduce_scatter(request: Request, pieces: int, style: Style) -> Draft:
     return Draft(sends.seconds, len(sends.chunk), build)
 
 
-def _parting(request: Request, chunks: Chunks, style: Style) -> Sends:
-    """Chunks spread over the reversed network: run backwards, partials meet at their owners.
+def _merging(request: Request, chunks: Chunks, style: Style) -> Sends:
+    """Chunks spread over the reversed network, run backwards: partials meet at their owners.
 
     What a rank receives it then sends, so its receiver's queue becomes its sender's.
     """
     back = request.network.reversed()
     size = _bytes(request, chunks)
-    return spread(back, chunks.owner.tolist(), size, replace(style, pull=not request.pull))
+    sends = spread(back, chunks.owner.tolist(), size, replace(style, pull=not request.pull))
+    return run_backwards(request.network, sends, np.array(size, np.float64), request.pull)
 
 
 def _reductions(request: Request, sends: Sends, chunks: Chunks) -> Transfers:
@@ -149,7 +151,7 @@ def _partials(request: Request) -> list[Region]:
 
 def _all_reduce(request: Request, pieces: int, style: Style) -> Draft:
     chunks = _shard_chunks(request, pieces)
-    down = _parting(request, chunks, style)
+    down = _merging(request, chunks, style)
     up = spread(
         request.network,
         chunks.owner.tolist(),

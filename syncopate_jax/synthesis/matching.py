@@ -1,11 +1,14 @@
 """Spreading chunks over a network by matching links with chunks as time goes on.
 
 The network is expanded in time, in the manner of TACOS (Won et al., MICRO 2024): whenever a queue
-is idle, it takes the chunk that its peers lack most, to the peer that lacks most, provided that the
-ports at both ends have room for the link's full rate. Two things are added for links of unequal
-speed. A slow link first brings what no rank of the receiver's *cluster* (the ranks that faster links
-join) holds or is about to get, since that must come over a slow link once and only once; and what
-it might bring beyond that must land before a deadline, lest a slow link finish last.
+is idle, it takes the chunk that its peers lack most, to the peer that lacks most, provided that
+the ports at both ends have room for the link's full rate. A queue that had to stay idle for want of
+room starts only once what was in its way has landed, which a plan can say (``pacing.py``).
+
+Two things are added for links of unequal speed. A slow link first brings what no rank of the
+receiver's *cluster* (the ranks that faster links join) holds or is about to get, since that must
+come over a slow link once and only once; and what it might bring beyond that must land before a
+deadline, lest a slow link finish last.
 """
 
 from __future__ import annotations
@@ -116,6 +119,9 @@ class _Matching:
         self.egress, self.ingress = net.egress.tolist(), net.ingress.tolist()
         self.spare = net.capacity.tolist()
         self.need = (net.bandwidth * (1 - 1e-9)).tolist()
+        self.quiet = [0.0] * len(self.spare)  # when what last used a port has landed
+        self.stirred: set[int] = set()  # queues freed at this instant
+        self.supplied: dict[int, int] = {}  # by rank, the chunks landed at this instant
         owner, peer = (net.dst, net.src) if pull else (net.src, net.dst)
         ids = owner * len(net.channels) + net.channel
         known, self.queue_of = np.unique(ids, return_inverse=True)
@@ -173,24 +179,22 @@ class _Matching:
         while self.heap or self._force():
             self.now = self.heap[0][0]
             dirty: set[int] = set()
-            freed = False
+            self.stirred.clear()
+            self.supplied.clear()
             while self.heap and self.heap[0][0] == self.now:
                 _, what, send = heappop(self.heap)
                 link = self.log[1][send]
                 if what == _FREED:
-                    freed = True
                     rate = self.bandwidth[link]
                     self.spare[self.egress[link]] += rate
                     self.spare[self.ingress[link]] += rate
                     queue = self.queue_of[link]
                     self.idle.add(queue)
+                    self.stirred.add(queue)
                     dirty.add(queue)
                 else:
                     self._land(send, self.dst[link], dirty)
-            if freed:
-                dirty |= self.blocked
-            if dirty:
-                self._match(list(dirty))
+            self._match(list(dirty | self.blocked))
 
     def _force(self) -> bool:
         """Nothing is on its way: whatever is still wanted may come late. False if nothing is."""
@@ -203,6 +207,7 @@ class _Matching:
 
     def _land(self, send: int, rank: int, dirty: set[int]) -> None:
         self.have[rank] |= 1 << self.log[0][send]
+        self.supplied[rank] = self.supplied.get(rank, 0) | 1 << self.log[0][send]
         if self.style.pull:
             dirty.update(queue for queue in self.idle if rank in self.peers[queue])
         else:
@@ -223,6 +228,7 @@ class _Matching:
         egress, ingress = self.egress, self.ingress
         ends = src if self.style.pull else dst
         options = self.options[queue]
+        stirred, quiet, now = queue in self.stirred, self.quiet, self.now
         at, count = self.next_option[queue], len(options)
         found: tuple[int, int, int] | None = None
         least, compared, blocked = 1 << 60, 0, False
@@ -236,6 +242,11 @@ class _Matching:
             if spare[egress[link]] < need[link] or spare[ingress[link]] < need[link]:
                 blocked = True
                 continue
+            if not stirred and max(quiet[egress[link]], quiet[ingress[link]]) > now:
+                useful &= self.supplied.get(src[link], 0)
+                if not useful:
+                    blocked = True  # it is held back, which takes a landing to wait for
+                    continue
             if self.level[link]:
                 useful = self._worth_it(link, useful)
                 if not useful:
@@ -300,6 +311,8 @@ class _Matching:
         links.append(link)
         starts.append(self.now)
         landed.append(ended + self.latency[link])
+        for port in (self.egress[link], self.ingress[link]):
+            self.quiet[port] = max(self.quiet[port], landed[-1])
         parents.append(self.brought[src * self.chunks + chunk])
         self.brought[dst * self.chunks + chunk] = send
         heappush(self.heap, (ended, _FREED, send))

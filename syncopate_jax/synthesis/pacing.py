@@ -1,5 +1,5 @@
 """Keeping a schedule's pace without clocks: where a transfer was to wait for a port, it waits for
-what lands at one of its ends just before.
+what used that port before it to land.
 
 A plan has no times. A transfer that the schedule held back until a port was free would start as
 soon as its queue reaches it, share the port, and delay what the schedule had there; the delays add
@@ -21,32 +21,17 @@ _EQUAL = 1e-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scheduled:
-    """A schedule: per transfer its queue, its ends, and seconds at which it starts, frees its queue
+    """A schedule: per transfer its queue, its ports, and seconds at which it starts, frees its queue
     and lands; and which waits for which by number."""
 
     queue: Array
-    src: Array
-    dst: Array
+    egress: Array
+    ingress: Array
     start: Array
     freed: Array
     landed: Array
     waiter: Array
     awaited: Array
-
-    def backwards(self) -> Scheduled:
-        """Time running the other way: ends swapped, what waited is waited for."""
-        total = self.landed.max(initial=0.0)
-        start = total - self.landed
-        return Scheduled(
-            self.queue,
-            self.dst,
-            self.src,
-            start,
-            start + (self.freed - self.start),
-            total - self.start,
-            self.awaited,
-            self.waiter,
-        )
 
 
 def pace(schedule: Scheduled) -> tuple[Array, Array]:
@@ -63,20 +48,19 @@ def pace(schedule: Scheduled) -> tuple[Array, Array]:
         none = np.zeros(0, np.int64)
         return none, none
     at: dict[int, tuple[list[float], list[int]]] = {}
-    for number in np.argsort(landed, kind="stable").tolist():
-        for rank in (int(schedule.src[number]), int(schedule.dst[number])):
-            times, numbers = at.setdefault(rank, ([], []))
-            times.append(float(landed[number]))
+    for number in np.argsort(schedule.freed, kind="stable").tolist():
+        for port in (int(schedule.egress[number]), int(schedule.ingress[number])):
+            times, numbers = at.setdefault(port, ([], []))
+            times.append(float(schedule.freed[number]))
             numbers.append(number)
     waiter, awaited = [], []
     for number in held.tolist():
-        latest = -1
-        for rank in (int(schedule.src[number]), int(schedule.dst[number])):
-            times, numbers = at[rank]
+        before = set()
+        for port in (int(schedule.egress[number]), int(schedule.ingress[number])):
+            times, numbers = at[port]
             place = bisect_right(times, float(start[number]) + slack) - 1
-            if place >= 0 and (latest < 0 or landed[numbers[place]] > landed[latest]):
-                latest = numbers[place]
-        if latest >= 0 and landed[latest] > natural[number] + slack:
-            waiter.append(number)
-            awaited.append(latest)
+            if place >= 0 and landed[numbers[place]] > natural[number] + slack:
+                before.add(numbers[place])
+        waiter += [number] * len(before)
+        awaited += sorted(before)
     return np.array(waiter, np.int64), np.array(awaited, np.int64)
