@@ -1,4 +1,4 @@
-"""All-reduce over nodes: a hierarchical reduce-scatter, and a gather that follows piece by piece."""
+"""All-reduce over nodes: hierarchical reduce-scatter, then a gather that follows piece by piece."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ Each term holds for every plan under the cost model of ``ir.topology`` and ``che
 however it relays, cuts or combines data:
 
 * *cut*: what must enter (or leave) a set of ranks is no faster than its links and ports together.
-  Tried are single ranks, the clusters that faster links join, and the ranks within 1, 2, … hops.
+  Tried are single ranks, the clusters that faster links join, and the ranks within 1, 2, … hops;
+  for an all-reduce also all clusters at once, each taken as one rank.
 * *work*: every byte delivered holds a queue, and a rank has one queue a channel; so all deliveries
   together are no faster than all queues (and all ports) together. All-gather and reduce-scatter
   deliver each byte to (or from) all members but one; an all-reduce does both, 2(n-1) transfers an
@@ -103,7 +104,7 @@ def _cut(network: Network, demand: Demand) -> float:
     for level in range(int(network.levels().max())):
         cluster = network.clusters(level)
         sets += [cluster == one for one in np.unique(cluster)]
-    worst = 0.0
+    worst = _between_clusters(network, demand)
     for inside in (*sets, *balls(network)):
         for needed, a, b in zip(
             _crossing(demand, inside[members]), (~inside, inside), (inside, ~inside), strict=True
@@ -112,6 +113,22 @@ def _cut(network: Network, demand: Demand) -> float:
                 links = a[network.src] & b[network.dst]
                 first = float((network.overhead + network.latency)[links].min())
                 worst = max(worst, first + needed / _capacity(network, links))
+    return worst
+
+
+def _between_clusters(network: Network, demand: Demand) -> float:
+    """Of an all-reduce: clusters deliver to each other as if each were one rank."""
+    if demand.kind != "all_reduce":
+        return 0.0
+    worst = 0.0
+    for level in range(int(network.levels().max())):
+        cluster = network.clusters(level)
+        links = cluster[network.src] != cluster[network.dst]
+        count = len(np.unique(cluster[list(network.members)]))
+        if count > 1:
+            first = float((network.overhead + network.latency)[links].min())
+            needed = 2 * (count - 1) * float(demand.sizes.sum())
+            worst = max(worst, first + needed / _capacity(network, links))
     return worst
 
 

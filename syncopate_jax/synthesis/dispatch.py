@@ -18,6 +18,8 @@ Array = np.ndarray
 
 # Lengths of paths that differ by no more than rounding are equal.
 _EQUAL = 1 + 1e-9
+# How often every block chooses its path, the others' being as they are.
+_PASSES = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,31 +65,35 @@ def choose_paths(network: Network, blocks: Blocks) -> list[tuple[int, ...]]:
     src, costs = network.src.tolist(), cost.tolist()
     into: list[list[int]] = [[] for _ in range(network.num_ranks)]
     direct: dict[tuple[int, int], int] = {}
+    parallel: dict[tuple[int, int], list[int]] = {}
     for link in np.argsort(cost, kind="stable").tolist():
         into[int(network.dst[link])].append(link)
-        direct.setdefault((src[link], int(network.dst[link])), link)
+        ends = src[link], int(network.dst[link])
+        first = direct.setdefault(ends, link)
+        if costs[link] <= costs[first] * _EQUAL:
+            parallel.setdefault(ends, []).append(link)
     load = [0.0] * len(src)
-    found: list[tuple[int, ...]] = []
-    for start, end in zip(blocks.src.tolist(), blocks.dst.tolist(), strict=True):
-        alone = direct.get((start, end))
-        near = distance[start]
-        if alone is not None and costs[alone] <= near[end] * _EQUAL:
-            parallel = [
-                link
-                for link in into[end]
-                if src[link] == start and costs[link] <= near[end] * _EQUAL
-            ]
-            path = [min(parallel, key=lambda link: load[link])]
-        else:
+    found: list[tuple[int, ...]] = [() for _ in range(len(blocks.size))]
+    pairs = list(zip(blocks.src.tolist(), blocks.dst.tolist(), strict=True))
+    for _ in range(_PASSES):
+        for block, (start, end) in enumerate(pairs):
+            near = distance[start]
+            for link in found[block]:
+                load[link] -= carried[link]
             path, at = [], end
             while at != start:
-                ways = [
-                    link for link in into[at] if near[src[link]] + costs[link] <= near[at] * _EQUAL
-                ]
+                alone = direct.get((start, at))
+                if alone is not None and costs[alone] <= near[at] * _EQUAL:
+                    ways = parallel[start, at]
+                else:
+                    ways = [
+                        link
+                        for link in into[at]
+                        if near[src[link]] + costs[link] <= near[at] * _EQUAL
+                    ]
                 path.append(min(ways, key=lambda link: load[link]))
                 at = src[path[-1]]
-            path.reverse()
-        for link in path:
-            load[link] += carried[link]
-        found.append(tuple(path))
+            for link in path:
+                load[link] += carried[link]
+            found[block] = tuple(reversed(path))
     return found

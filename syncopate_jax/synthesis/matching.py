@@ -140,7 +140,13 @@ class _Matching:
         for queue, rank in enumerate(self.owner):
             self.queues_of_rank[rank].append(queue)
         self.idle = set(range(len(known)))
-        self.blocked: set[int] = set()
+        self.place_of = [0] * len(self.src)
+        for links in self.options:
+            for place, link in enumerate(links):
+                self.place_of[link] = place
+        self.held_up: list[set[int]] = [
+            set() for _ in self.spare
+        ]  # by port, links it lacks room for
 
     def _init_clusters(self, origin: Sequence[int]) -> None:
         """Per level of speed and cluster, chunks by the number of its ranks that hold them."""
@@ -175,54 +181,69 @@ class _Matching:
 
     def run(self) -> None:
         """Lets time pass until all is delivered."""
-        self._match(list(self.idle))
+        self._match(dict.fromkeys(self.idle))
         while self.heap or self._force():
             self.now = self.heap[0][0]
-            dirty: set[int] = set()
+            # Queues to be looked at, with the places of the links to try; None for all.
+            dirty: dict[int, list[int] | None] = {}
             self.stirred.clear()
             self.supplied.clear()
+            roomy: set[int] = set()
             while self.heap and self.heap[0][0] == self.now:
                 _, what, send = heappop(self.heap)
                 link = self.log[1][send]
+                ports = self.egress[link], self.ingress[link]
+                roomy.update(ports)
                 if what == _FREED:
                     rate = self.bandwidth[link]
-                    self.spare[self.egress[link]] += rate
-                    self.spare[self.ingress[link]] += rate
+                    for port in ports:
+                        self.spare[port] += rate
                     queue = self.queue_of[link]
                     self.idle.add(queue)
                     self.stirred.add(queue)
-                    dirty.add(queue)
+                    dirty[queue] = None
                 else:
                     self._land(send, self.dst[link], dirty)
-            self._match(list(dirty | self.blocked))
+            for port in roomy:
+                for link in self.held_up[port]:
+                    queue = self.queue_of[link]
+                    if queue in self.idle:
+                        places = dirty.setdefault(queue, [])
+                        if places is not None:
+                            places.append(self.place_of[link])
+                self.held_up[port].clear()
+            self._match(dirty)
 
     def _force(self) -> bool:
         """Nothing is on its way: whatever is still wanted may come late. False if nothing is."""
         if not any(self.want):
             return False
         self.deadline = float("inf")
-        self._match(list(self.idle))
+        self._match(dict.fromkeys(self.idle))
         assert self.heap, "a network whose members are joined can always deliver"
         return True
 
-    def _land(self, send: int, rank: int, dirty: set[int]) -> None:
+    def _land(self, send: int, rank: int, dirty: dict[int, list[int] | None]) -> None:
         self.have[rank] |= 1 << self.log[0][send]
         self.supplied[rank] = self.supplied.get(rank, 0) | 1 << self.log[0][send]
         if self.style.pull:
-            dirty.update(queue for queue in self.idle if rank in self.peers[queue])
+            dirty |= {queue: None for queue in self.idle if rank in self.peers[queue]}
         else:
-            dirty.update(queue for queue in self.queues_of_rank[rank] if queue in self.idle)
+            dirty |= {queue: None for queue in self.queues_of_rank[rank] if queue in self.idle}
 
-    def _match(self, queues: list[int]) -> None:
-        queues.sort()
+    def _match(self, dirty: dict[int, list[int] | None]) -> None:
+        queues = sorted(dirty)
         if self.random:
             self.random.shuffle(queues)
         for queue in queues:
             if queue in self.idle:
-                self._try(queue)
+                self._try(queue, dirty[queue])
 
-    def _try(self, queue: int) -> None:
-        """Starts the best transfer that ``queue`` can issue now, if any."""
+    def _try(self, queue: int, places: list[int] | None) -> None:
+        """Starts the best transfer that ``queue`` can issue now, if any, over links at ``places``.
+
+        All links are tried if None.
+        """
         have, want, spare, need = self.have, self.want, self.spare, self.need
         src, dst, served = self.src, self.dst, self.served
         egress, ingress = self.egress, self.ingress
@@ -231,21 +252,24 @@ class _Matching:
         stirred, quiet, now = queue in self.stirred, self.quiet, self.now
         at, count = self.next_option[queue], len(options)
         found: tuple[int, int, int] | None = None
-        least, compared, blocked = 1 << 60, 0, False
+        least, compared = 1 << 60, 0
         if self.random:
             at = self.random.randrange(count)
-        for place in (*range(at, count), *range(at)):
+        turns = (*range(at, count), *range(at)) if places is None else sorted(set(places))
+        for place in turns:
             link = options[place]
             useful = have[src[link]] & want[dst[link]]
             if not useful:
                 continue
-            if spare[egress[link]] < need[link] or spare[ingress[link]] < need[link]:
-                blocked = True
+            out, into = egress[link], ingress[link]
+            if spare[out] < need[link] or spare[into] < need[link]:
+                self.held_up[out if spare[out] < need[link] else into].add(link)
                 continue
-            if not stirred and max(quiet[egress[link]], quiet[ingress[link]]) > now:
+            if not stirred and (quiet[out] > now or quiet[into] > now):
+                # It is held back, which takes a landing to wait for.
                 useful &= self.supplied.get(src[link], 0)
                 if not useful:
-                    blocked = True  # it is held back, which takes a landing to wait for
+                    self.held_up[out if quiet[out] > now else into].add(link)
                     continue
             if self.level[link]:
                 useful = self._worth_it(link, useful)
@@ -257,10 +281,6 @@ class _Matching:
             compared += 1
             if compared == _COMPARED:
                 break
-        if blocked and found is None:
-            self.blocked.add(queue)
-        else:
-            self.blocked.discard(queue)
         if found is not None:
             place, link, useful = found
             self.next_option[queue] = (place + 1) % count

@@ -1,4 +1,4 @@
-"""The links that a group of ranks may use: a topology seen as a directed graph with shared ports."""
+"""The links that a group of ranks may use: a topology as a directed graph with shared ports."""
 
 from __future__ import annotations
 

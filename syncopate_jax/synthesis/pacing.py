@@ -21,8 +21,8 @@ _EQUAL = 1e-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scheduled:
-    """A schedule: per transfer its queue, its ports, and seconds at which it starts, frees its queue
-    and lands; and which waits for which by number."""
+    """A schedule: of each transfer the queue, the ports, and seconds at which it starts, frees its
+    queue and lands; and which waits for which by number."""
 
     queue: Array
     egress: Array

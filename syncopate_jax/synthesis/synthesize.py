@@ -20,13 +20,15 @@ from syncopate_jax.synthesis.matching import Style
 from syncopate_jax.synthesis.request import Request, make_request
 
 # Chunks a shard that are tried, as long as attempts get better with more of them.
-_PIECES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_PIECES = (1, 2, 4, 8, 16)
+# One tensor for all is cut finely, so that many ranks pass it on at once.
+_BROADCAST_PIECES = (1, 8, 32, 128, 256)
 # Transfers of all attempts together beyond which no further one is begun.
-_BUDGET = 150_000
+_BUDGET = 60_000
 # An attempt this near the bound needs no better one.
 _NEAR = 1.01
 # Attempts that are simulated.
-_FINAL = 3
+_FINAL = 2
 # Deadlines that slow links are given, as multiples of the bound.
 _DEADLINES = (1.0, 1.05, math.inf)
 
@@ -100,7 +102,8 @@ def bound(kind: str, topology: Topology, shape: Sequence[int], **arguments: Any)
 
 def _best(request: Request, counts: tuple[int, ...] | None, tries: int, seed: int) -> Plan:
     least = request.bound().seconds
-    found = list(_attempts(request, counts or _PIECES, tries, seed, least))
+    usual = _BROADCAST_PIECES if request.kind == "broadcast" else _PIECES
+    found = list(_attempts(request, counts or usual, tries, seed, least))
     found.sort(key=lambda one: one.seconds)
     plans = [one.build() for one in found[:_FINAL]]
     if len(plans) == 1:
@@ -134,5 +137,6 @@ def _styles(request: Request, tries: int, seed: int, least: float) -> Iterator[S
         return
     slow = len(request.network.src) and request.network.levels().max() > 0
     for one in (None, *range(seed, seed + tries)):
-        for deadline in _DEADLINES if slow else (math.inf,):
+        deadlines = _DEADLINES if slow else (math.inf,)
+        for deadline in deadlines[-2:] if request.kind == "broadcast" else deadlines:
             yield Style(one, deadline * least / (2 if request.kind == "all_reduce" else 1))
