@@ -27,6 +27,9 @@ from syncopate_jax.synthesis.request import Request
 
 Array = np.ndarray
 
+RELAY = "relay"
+"""The tensor in which blocks of an all-to-all rest on ranks that hand them on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -238,7 +241,7 @@ def _all_to_all(request: Request, pieces: int, style: Style) -> Draft:
             Tensor(request.out, received, request.dtype, True),
         ]
         if extent:
-            tensors.append(Tensor("relay", resting, request.dtype, True))
+            tensors.append(Tensor(RELAY, resting, request.dtype, True))
         full = request.shards.full
         regions = [
             Region(r, request.tensor, full.with_axis(axis, 0, total), request.produced)
