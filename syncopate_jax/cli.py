@@ -12,7 +12,16 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from syncopate_jax.commands import demo, doctor, explain, plan, simulate, verify
+from syncopate_jax.commands import (
+    advise,
+    demo,
+    doctor,
+    explain,
+    plan,
+    simulate,
+    synthesize,
+    verify,
+)
 from syncopate_jax.commands.command import DONE, NO, WRONG, Command
 from syncopate_jax.errors import DeadlockError, SyncopateError
 
@@ -21,7 +30,9 @@ COMMANDS: tuple[Command, ...] = (
     plan.COMMAND,
     verify.COMMAND,
     simulate.COMMAND,
+    synthesize.COMMAND,
     explain.COMMAND,
+    advise.COMMAND,
     doctor.COMMAND,
 )
 
