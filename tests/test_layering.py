@@ -15,7 +15,7 @@ PACKAGE = "syncopate_jax"
 ORDER = (
     "errors options registry ir plans kernel pallas_kernels check native "
     "synthesis passes|importers|backends "
-    "runtime tune compiler ops rewrite commands cli __init__ __main__"
+    "runtime tune compiler ops rewrite|advice commands cli __init__ __main__"
 )
 RANK = {unit: rank for rank, units in enumerate(ORDER.split()) for unit in units.split("|")}
 # What these see is named in full, their own unit aside: of the package, and from outside it.

@@ -150,8 +150,8 @@ def _degrees(
         for layer in layers:
             if layer.cut % degree:
                 raise InputError(
-                    f"advise: layer {layer.name} has {layer.cut} {'columns' if layer.gathers else 'rows'} "
-                    f"to share, not a multiple of degree {degree}"
+                    f"advise: layer {layer.name} shares {layer.cut} "
+                    f"{'columns' if layer.gathers else 'rows'}, not a multiple of degree {degree}"
                 )
     return degrees
 
@@ -185,7 +185,7 @@ def _choose(
                     spec, lhs, rhs, topology, Options(plan=plan, split=split), dtype=dtype
                 )
             except InputError as error:
-                reasons.append(f"{name}: {error}")
+                reasons.append(f"degree {ranks}, {name}: {error}")
                 break
             fused = one.fused <= one.unfused
             seconds = one.fused if fused else one.unfused
