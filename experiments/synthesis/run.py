@@ -1,4 +1,4 @@
-"""How near the lower bound synthesised plans come, how the best templates do, and how long it takes.
+"""How near the bound synthesised plans and the best templates come, and how long synthesis takes.
 
 Run from the root of the repository: ``python experiments/synthesis/run.py``; ``--table`` prints the
 results of the last run as the tables of docs/synthesis.md. All times are ``simulate``'s; every
@@ -108,7 +108,7 @@ def candidates(
         ]
         if kind == "all_gather":
             tried.append(("all_gather_double_ring", {"inner": ranks // 2, "outer_channel": "nic"}))
-            mesh = {"mesh": nodes[:0] + (2, ranks // 2)}
+            mesh = {"mesh": (2, ranks // 2)}
             tried.append(("all_gather_mesh", mesh | {"first": "rows"}))
             tried[-1][1].update(channel="nic", second_channel="nvlink")
             tried.append(("all_gather_mesh", mesh | {"second_channel": "nic"}))

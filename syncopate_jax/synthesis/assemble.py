@@ -3,17 +3,19 @@ exchanges, whose blocks rest in scratch on the ranks that relay them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from syncopate_jax.ir.transfers import Transfers, make_transfers
+from syncopate_jax.ir.transfers import Transfers, join_transfers, make_transfers
 from syncopate_jax.synthesis.listing import Transfer, list_times
 from syncopate_jax.synthesis.matching import Sends
 from syncopate_jax.synthesis.network import Network
 from syncopate_jax.synthesis.pacing import Scheduled, pace
 
 Array = np.ndarray
+
+_CHANNELS = 1 << 10  # more than a topology has
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,45 +151,101 @@ def keeping(
     )
 
 
-def summing(scatter: Transfers, keep: Transfers, gather: Transfers, roots: Array) -> Transfers:
+def summing(
+    scatter: Transfers, keep: Transfers, gather: Transfers, roots: Array, *, stepwise: bool
+) -> Transfers:
     """An all-reduce: sums are made in tensor 0, kept in tensor 1 by their owners, and spread there.
 
-    ``roots`` [gathering transfers] is the number of the copy that a transfer starts from, -1 for
-    one that hands on.
+    With ``stepwise`` the owners spread what they have kept, and all begin together: were some
+    early, they would meet the last sums at the ports, and nobody would find back into step. Without
+    it they spread from tensor 0, each as soon as its sum is complete.
+
+    Args:
+      roots: [gathering transfers] the number of the copy of what a transfer starts with, -1 for one
+        that hands on.
     """
     scattered, kept = len(scatter.rank), len(keep.rank)
-    # A copy waits for all that is added to what it copies.
-    key = {
-        (int(rank), *map(int, lo)): number
-        for number, (rank, lo) in enumerate(zip(keep.rank, keep.src_lo, strict=True))
-    }
-    waiter, awaited = [], []
-    for number, (rank, lo) in enumerate(zip(scatter.dst_rank, scatter.src_lo, strict=True)):
-        copy = key.get((int(rank), *map(int, lo)))
-        if copy is not None:
-            waiter.append(scattered + copy)
-            awaited.append(number)
+    added = _additions(scatter, keep)
     first = np.flatnonzero(roots >= 0)
-    # All begin to spread together: were some early, they would meet the last sums at the ports,
-    # and nobody would find back into the schedule's step.
-    _, heads = np.unique(gather.rank * 1024 + gather.channel, return_index=True)
-    together = np.repeat(heads, kept), np.tile(np.arange(kept), len(heads))
-    parts = [scatter, keep, gather]
-    starts = (0, scattered, scattered + kept)
-    joined = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in Transfers.__slots__
-        if name not in ("waiter", "awaited")
+    copy, sums = np.repeat(np.arange(kept), [len(one) for one in added]), np.concatenate(added)
+    if stepwise:
+        parts, copies, spread = [scatter, keep, gather], scattered, scattered + kept
+        # One queue's first transfer stands for all of them.
+        _, heads = np.unique(gather.rank * _CHANNELS + gather.channel, return_index=True)
+        waiter = [first, np.repeat(heads, kept)]
+        awaited = [roots[first] + copies, np.tile(np.arange(kept) + copies, len(heads))]
+    else:
+        # Nobody waits for the copies, so they come last.
+        gather = replace(gather, src_tensor=np.where(roots >= 0, 0, gather.src_tensor))
+        parts, spread, copies = [scatter, gather, keep], scattered, scattered + len(gather.rank)
+        own = [added[roots[one]] for one in first.tolist()]
+        waiter, awaited = [np.repeat(first, [len(one) for one in own])], own
+    joined = join_transfers(parts)
+    return replace(
+        joined,
+        waiter=np.concatenate([joined.waiter, copy + copies, np.concatenate(waiter) + spread]),
+        awaited=np.concatenate([joined.awaited, sums, *awaited]),
+    )
+
+
+def _additions(scatter: Transfers, keep: Transfers) -> list[Array]:
+    """[copies] the transfers that add to what each copies."""
+    key = {
+        (rank, *lo): number
+        for number, (rank, lo) in enumerate(
+            zip(keep.rank.tolist(), keep.src_lo.tolist(), strict=True)
+        )
     }
-    joined["waiter"] = np.concatenate(
-        [part.waiter + at for part, at in zip(parts, starts, strict=True)]
-        + [np.array(waiter, np.int64), first + starts[2], together[0] + starts[2]]
+    found: list[list[int]] = [[] for _ in key]
+    for number, (rank, lo) in enumerate(
+        zip(scatter.dst_rank.tolist(), scatter.src_lo.tolist(), strict=True)
+    ):
+        copy = key.get((rank, *lo))
+        if copy is not None:
+            found[copy].append(number)
+    return [np.array(one, np.int64) for one in found]
+
+
+def one_shot(
+    network: Network,
+    sends: Sends,
+    chunks: Chunks,
+    *,
+    pull: bool,
+    reduce: int,
+    copying: int,
+    produced: bool,
+) -> Transfers:
+    """An all-reduce in which every member adds its whole partial to every other's sum.
+
+    ``chunks`` are the members' whole tensors, in order of owner; ``sends`` go straight from owners.
+    """
+    keep = keeping(chunks, copying, produced=produced)
+    src, dst = network.src[sends.link], network.dst[sends.link]
+    place = {owner: number for number, owner in enumerate(chunks.owner.tolist())}
+    count = len(chunks.owner)
+    plan = _scheduled(network, sends, pull)
+    paced = pace(plan)
+    copied = np.array([place[rank] for rank in dst.tolist()], np.int64)
+    add = make_transfers(
+        src,
+        dst,
+        chunks.lo[sends.chunk],
+        chunks.hi[sends.chunk],
+        rank=dst if pull else src,
+        dst_tensor=1,
+        reduce=reduce,
+        channel=network.channel[sends.link],
+        waiter=paced[0],
+        awaited=paced[1],
+        produced=produced,
     )
-    joined["awaited"] = np.concatenate(
-        [part.awaited + at for part, at in zip(parts, starts, strict=True)]
-        + [np.array(awaited, np.int64), roots[first] + starts[1], together[1] + starts[1]]
+    joined = join_transfers([keep, add])
+    return replace(
+        joined,
+        waiter=np.concatenate([joined.waiter, count + np.arange(len(src))]),
+        awaited=np.concatenate([joined.awaited, copied]),
     )
-    return Transfers(**joined)
 
 
 def exchanging(

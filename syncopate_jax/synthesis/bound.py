@@ -1,7 +1,7 @@
 """What no plan can beat: a lower bound on the time of a collective on a topology.
 
-Each term holds for every plan under the cost model of ``ir.topology`` and ``check.simulate``,
-however it relays, cuts or combines data:
+Each term holds for every plan that only pushes, or only pulls, under the cost model of
+``ir.topology`` and ``check.simulate``, however it relays, cuts or combines data:
 
 * *cut*: what must enter (or leave) a set of ranks is no faster than its links and ports together.
   Tried are single ranks, the clusters that faster links join, and the ranks within 1, 2, … hops;
@@ -11,6 +11,8 @@ however it relays, cuts or combines data:
   deliver each byte to (or from) all members but one; an all-reduce does both, 2(n-1) transfers an
   element (one-way gossip with combining needs as many); an all-to-all delivers each block over at
   least its fastest path.
+* *issue*: pushes hold the sender's queues, pulls the receiver's: what must leave (enter) a rank is
+  no faster than the fastest links of its queues, one a channel.
 * *path*: data needs its fastest route's overheads and latencies, and then flows into (out of) its
   last (first) rank no faster than all that enters (leaves) there.
 
@@ -31,21 +33,22 @@ Array = np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A lower bound by its terms ``cut``, ``work`` and ``path``, in seconds."""
+    """A lower bound by its terms, in seconds."""
 
     cut: float
     work: float
+    issue: float
     path: float
 
     @property
     def seconds(self) -> float:
         """No plan takes less."""
-        return max(self.cut, self.work, self.path)
+        return max(self.cut, self.work, self.issue, self.path)
 
     @property
     def term(self) -> str:
         """Name of the largest term."""
-        return max(("cut", "work", "path"), key=lambda name: float(getattr(self, name)))
+        return max(self.__slots__, key=lambda name: float(getattr(self, name)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,11 +65,16 @@ class Demand:
     sizes: Array
 
 
-def lower_bound(network: Network, demand: Demand) -> Bound:
-    """The bound on ``demand`` over ``network``; 0 if nothing moves."""
+def lower_bound(network: Network, demand: Demand, pull: bool) -> Bound:
+    """The bound on ``demand`` over ``network`` by pushes or by pulls; 0 if nothing moves."""
     if len(network.members) < 2 or not demand.sizes.sum():
-        return Bound(0.0, 0.0, 0.0)
-    return Bound(_cut(network, demand), _work(network, demand), _path(network, demand))
+        return Bound(0.0, 0.0, 0.0, 0.0)
+    return Bound(
+        _cut(network, demand),
+        _work(network, demand),
+        _issue(network, demand, pull),
+        _path(network, demand),
+    )
 
 
 def _crossing(demand: Demand, inside: Array) -> tuple[float, float]:
@@ -147,6 +155,21 @@ def _work(network: Network, demand: Demand) -> float:
         return first + seconds / len(queues)
     deliveries = total * (n - 1) * (2 if demand.kind == "all_reduce" else 1)
     return first + deliveries / _throughput(network)
+
+
+def _issue(network: Network, demand: Demand, pull: bool) -> float:
+    ends = network.dst if pull else network.src
+    worst = 0.0
+    for place, rank in enumerate(network.members):
+        alone = np.arange(len(network.members)) == place
+        needed = _crossing(demand, alone)[0 if pull else 1]
+        own = ends == rank
+        if needed and own.any():
+            fastest = np.zeros(len(network.channels))
+            np.maximum.at(fastest, network.channel[own], network.bandwidth[own])
+            first = float((network.overhead + network.latency)[own].min())
+            worst = max(worst, first + needed / float(fastest.sum()))
+    return worst
 
 
 def _queues(network: Network, ends: Array) -> Array:

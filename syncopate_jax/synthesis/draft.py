@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from syncopate_jax.synthesis.assemble import (
     exchanging,
     gathering,
     keeping,
+    one_shot,
     reducing,
     run_backwards,
     summing,
@@ -30,6 +32,9 @@ Array = np.ndarray
 RELAY = "relay"
 """The tensor in which blocks of an all-to-all rest on ranks that hand them on."""
 
+# Dependencies of an all-reduce beyond which its owners do not start from what they have added up.
+_MOST_DEPENDENCIES = 300_000
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -38,12 +43,12 @@ class Draft:
     Attributes:
       seconds: what it takes by the synthesiser's own clock.
       transfers: number of its transfers.
-      build: makes the plan.
+      builds: each makes a plan; they differ in what the clock does not tell.
     """
 
     seconds: float
     transfers: int
-    build: Callable[[], Plan]
+    builds: tuple[Callable[[], Plan], ...]
 
 
 def draft(request: Request, pieces: int, style: Style) -> Draft:
@@ -101,7 +106,7 @@ def _gather(request: Request, pieces: int, style: Style) -> Draft:
             made,
         )
 
-    return Draft(sends.seconds, len(sends.chunk), build)
+    return Draft(sends.seconds, len(sends.chunk), (build,))
 
 
 def _reduce_scatter(request: Request, pieces: int, style: Style) -> Draft:
@@ -117,7 +122,7 @@ def _reduce_scatter(request: Request, pieces: int, style: Style) -> Draft:
         made = _reductions(request, sends, chunks)
         return _plan(request, pieces, tensors, _partials(request), goals, made)
 
-    return Draft(sends.seconds, len(sends.chunk), build)
+    return Draft(sends.seconds, len(sends.chunk), (build,))
 
 
 def _merging(request: Request, chunks: Chunks, style: Style) -> Sends:
@@ -162,31 +167,70 @@ def _all_reduce(request: Request, pieces: int, style: Style) -> Draft:
         replace(style, pull=request.pull),
     )
 
-    def build() -> Plan:
+    def build(stepwise: bool) -> Plan:
         channels, copying = _with_copies(request)
-        gather = gathering(request.network, up, chunks, pull=request.pull, tensor=1)
         made = summing(
             _reductions(request, down, chunks),
             keeping(chunks, copying, produced=request.produced),
-            gather,
+            gathering(
+                request.network, up, chunks, pull=request.pull, tensor=1,
+                produced=request.produced and not stepwise,
+            ),
             np.where(up.parent < 0, up.chunk, -1),
-        )
-        shape, full = request.shards.shape, request.shards.full
-        tensors = (
-            Tensor(request.tensor, shape, request.dtype, True),
-            Tensor(request.out, shape, request.dtype),
-        )
-        goals = [
-            Goal(
-                r, request.out, full, request.tensor,
-                ranks=request.members, reduce=_reduction(request),
-            )
-            for r in request.members
-        ]  # fmt: skip
-        return _plan(request, pieces, tensors, _partials(request), goals, made, channels)
+            stepwise=stepwise,
+        )  # fmt: skip
+        return _all_reduced(request, pieces, made, channels)
 
+    builds: list[Callable[[], Plan]] = [partial(build, True)]
+    into = np.bincount(down.chunk[down.parent < 0], minlength=len(chunks.owner))
+    out = np.bincount(up.chunk[up.parent < 0], minlength=len(chunks.owner))
+    if int((into * out).sum()) < _MOST_DEPENDENCIES:
+        builds.append(partial(build, False))
     transfers = len(down.chunk) + len(chunks.owner) + len(up.chunk)
-    return Draft(down.seconds + up.seconds, transfers, build)
+    return Draft(down.seconds + up.seconds, transfers, tuple(builds))
+
+
+def _all_reduced(request: Request, pieces: int, made: Transfers, channels: tuple[str, ...]) -> Plan:
+    shape, full = request.shards.shape, request.shards.full
+    tensors = (
+        Tensor(request.tensor, shape, request.dtype, True),
+        Tensor(request.out, shape, request.dtype),
+    )
+    how = _reduction(request)
+    goals = [
+        Goal(r, request.out, full, request.tensor, ranks=request.members, reduce=how)
+        for r in request.members
+    ]
+    return _plan(request, pieces, tensors, _partials(request), goals, made, channels)
+
+
+def one_shot_draft(request: Request) -> Draft | None:
+    """An all-reduce in one hop, for small tensors; None where a fastest path has several."""
+    members, full = np.array(request.members), request.shards.full
+    if full.size == 0 or len(members) < 2:
+        return None
+    place, into = (side.reshape(-1) for side in np.indices((len(members),) * 2))
+    place, into = place[place != into], into[place != into]
+    lo, hi = np.zeros((len(place), full.ndim), np.int64), np.tile(full.hi, (len(place), 1))
+    sends = _delivered(request, Chunks(lo, hi, members[place]), members[into])
+    if np.any(sends.parent >= 0):
+        return None
+    count = len(members)
+
+    def build() -> Plan:
+        channels, copying = _with_copies(request)
+        made = one_shot(
+            request.network,
+            replace(sends, chunk=place[sends.chunk]),
+            Chunks(lo[:count], hi[:count], members),
+            pull=request.pull,
+            reduce=request.reduce,
+            copying=copying,
+            produced=request.produced,
+        )
+        return _all_reduced(request, 1, made, channels)
+
+    return Draft(sends.seconds, len(sends.chunk), (build,))
 
 
 def _all_to_all(request: Request, pieces: int, style: Style) -> Draft:
@@ -222,7 +266,7 @@ def _all_to_all(request: Request, pieces: int, style: Style) -> Draft:
     stays = place[block] == into[block]
     moving = Chunks(lo[~stays], hi[~stays], members[place[block[~stays]]])
     target = members[into[block[~stays]]]
-    sends = _delivered(request, moving, target)
+    sends = _delivered(request, moving, target, style.seed)
 
     def build() -> Plan:
         channels, copying = _with_copies(request) if stays.any() else (request.network.channels, 0)
@@ -251,7 +295,7 @@ def _all_to_all(request: Request, pieces: int, style: Style) -> Draft:
             request, pieces, tuple(tensors), regions, goals, join_transfers(order), channels
         )
 
-    return Draft(sends.seconds, len(sends.chunk) + int(stays.sum()), build)
+    return Draft(sends.seconds, len(sends.chunk) + int(stays.sum()), (build,))
 
 
 def _resharding(request: Request, pieces: int, style: Style) -> Draft:
@@ -268,7 +312,7 @@ def _resharding(request: Request, pieces: int, style: Style) -> Draft:
     lo, hi = lo.reshape(-1, lo.shape[-1]), hi.reshape(-1, hi.shape[-1])
     some = np.all(hi > lo, axis=1)
     chunks = Chunks(lo[some], hi[some], owner[some])
-    sends = _delivered(request, chunks, target[some])
+    sends = _delivered(request, chunks, target[some], style.seed)
 
     def build() -> Plan:
         made = gathering(
@@ -287,14 +331,15 @@ def _resharding(request: Request, pieces: int, style: Style) -> Draft:
             made,
         )
 
-    return Draft(sends.seconds, len(sends.chunk), build)
+    return Draft(sends.seconds, len(sends.chunk), (build,))
 
 
-def _delivered(request: Request, chunks: Chunks, target: Array) -> Sends:
-    # Nearest peers first, so that no two sources begin with one destination.
-    turn = (target - chunks.owner) % request.topology.num_ranks
+def _delivered(request: Request, chunks: Chunks, target: Array, seed: int | None = None) -> Sends:
+    """Every chunk brought to its ``target`` [chunks]; ``seed``: in which order paths are chosen."""
     size = np.array(_bytes(request, chunks), np.float64)
-    order = np.argsort(turn, kind="stable")
+    order = np.argsort((target - chunks.owner) % request.topology.num_ranks, kind="stable")
+    if seed is not None:
+        order = np.random.default_rng(seed).permutation(len(order))
     blocks = Blocks(chunks.owner[order], target[order], size[order])
     sends = deliver(request.network, blocks, request.pull)
     return replace(sends, chunk=order[sends.chunk])

@@ -85,7 +85,7 @@ class Request:
 
     def bound(self) -> Bound:
         """What no plan for it can beat."""
-        return lower_bound(self.network, self.demand())
+        return lower_bound(self.network, self.demand(), self.pull)
 
     def origin(self, pieces: int) -> str:
         """What the plan's operations say of where they come from."""

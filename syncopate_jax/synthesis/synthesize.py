@@ -15,7 +15,7 @@ from syncopate_jax.ir.arguments import integer
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.synthesis.bound import Bound
-from syncopate_jax.synthesis.draft import Draft, draft
+from syncopate_jax.synthesis.draft import Draft, draft, one_shot_draft
 from syncopate_jax.synthesis.matching import Style
 from syncopate_jax.synthesis.request import Request, make_request
 
@@ -104,8 +104,11 @@ def _best(request: Request, counts: tuple[int, ...] | None, tries: int, seed: in
     least = request.bound().seconds
     usual = _BROADCAST_PIECES if request.kind == "broadcast" else _PIECES
     found = list(_attempts(request, counts or usual, tries, seed, least))
+    if request.kind == "all_reduce" and counts is None:
+        small = one_shot_draft(request)
+        found += [] if small is None else [small]
     found.sort(key=lambda one: one.seconds)
-    plans = [one.build() for one in found[:_FINAL]]
+    plans = [build() for one in found[:_FINAL] for build in one.builds]
     if len(plans) == 1:
         return plans[0]
     return min(plans, key=lambda plan: simulate(plan, request.topology).makespan)
@@ -133,7 +136,7 @@ def _attempts(
 
 def _styles(request: Request, tries: int, seed: int, least: float) -> Iterator[Style]:
     if request.kind == "all_to_all":
-        yield Style()
+        yield from (Style(one) for one in (None, *range(seed, seed + tries)))
         return
     slow = len(request.network.src) and request.network.levels().max() > 0
     for one in (None, *range(seed, seed + tries)):
