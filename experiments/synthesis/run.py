@@ -205,21 +205,31 @@ def main() -> None:
         for part in PARTS:
             print(f"\n{part}:\n{table(rows, part)}")
         return
-    rows = []
-    for part in ("large",) if args.large_only else PARTS:
-        for ranks in args.ranks:
-            for family, topology in topologies(ranks).items():
-                for kind in KINDS:
-                    rows.append(measure(kind, family, topology, part))
-                    print(json.dumps(rows[-1]), flush=True)
-    for family, topology in (
-        ("fully connected", presets.h200_nvlink(256)),
-        ("torus", presets.torus(16, 16)),
-        ("32 nodes", presets.nodes(32, 8)),
-    ):
-        for kind in KINDS:
-            rows.append(measure(kind, family, topology, "large"))
-            print(json.dumps(rows[-1]), flush=True)
+    cases = [
+        (kind, family, topology, part)
+        for part in (("large",) if args.large_only else PARTS)
+        for ranks in args.ranks
+        for family, topology in topologies(ranks).items()
+        for kind in KINDS
+    ]
+    cases += [
+        (kind, family, topology, "large")
+        for family, topology in (
+            ("fully connected", presets.h200_nvlink(256)),
+            ("torus", presets.torus(16, 16)),
+            ("32 nodes", presets.nodes(32, 8)),
+        )
+        for kind in KINDS
+    ]
+    rows: list[dict[str, Any]] = []
+    for case in cases:
+        rows.append(measure(*case))
+        print(json.dumps(rows[-1]), flush=True)
+        save(rows)
+
+
+def save(rows: list[dict[str, Any]]) -> None:
+    """Writes what has been measured so far."""
     head = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),

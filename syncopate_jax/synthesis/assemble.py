@@ -152,13 +152,14 @@ def keeping(
 
 
 def summing(
-    scatter: Transfers, keep: Transfers, gather: Transfers, roots: Array, *, stepwise: bool
+    scatter: Transfers, keep: Transfers, gather: Transfers, roots: Array, manner: str
 ) -> Transfers:
     """An all-reduce: sums are made in tensor 0, kept in tensor 1 by their owners, and spread there.
 
-    With ``stepwise`` the owners spread what they have kept, and all begin together: were some
-    early, they would meet the last sums at the ports, and nobody would find back into step. Without
-    it they spread from tensor 0, each as soon as its sum is complete.
+    In step (``manner`` is ``step``) the owners spread what they have kept, and all begin together:
+    were some early, they would meet the last sums at the ports, and nobody would find back into
+    step. Otherwise they spread from tensor 0, each as soon as its sum is complete, and keep sums
+    before (``early``) or after that (``late``).
 
     Args:
       roots: [gathering transfers] the number of the copy of what a transfer starts with, -1 for one
@@ -168,16 +169,17 @@ def summing(
     added = _additions(scatter, keep)
     first = np.flatnonzero(roots >= 0)
     copy, sums = np.repeat(np.arange(kept), [len(one) for one in added]), np.concatenate(added)
-    if stepwise:
-        parts, copies, spread = [scatter, keep, gather], scattered, scattered + kept
+    parts, copies, spread = [scatter, keep, gather], scattered, scattered + kept
+    if manner == "step":
         # One queue's first transfer stands for all of them.
         _, heads = np.unique(gather.rank * _CHANNELS + gather.channel, return_index=True)
         waiter = [first, np.repeat(heads, kept)]
         awaited = [roots[first] + copies, np.tile(np.arange(kept) + copies, len(heads))]
     else:
-        # Nobody waits for the copies, so they come last.
         gather = replace(gather, src_tensor=np.where(roots >= 0, 0, gather.src_tensor))
-        parts, spread, copies = [scatter, gather, keep], scattered, scattered + len(gather.rank)
+        parts = [scatter, keep, gather]
+        if manner == "late":
+            parts, copies, spread = [scatter, gather, keep], scattered + len(roots), scattered
         own = [added[roots[one]] for one in first.tolist()]
         waiter, awaited = [np.repeat(first, [len(one) for one in own])], own
     joined = join_transfers(parts)

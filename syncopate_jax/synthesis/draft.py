@@ -167,25 +167,25 @@ def _all_reduce(request: Request, pieces: int, style: Style) -> Draft:
         replace(style, pull=request.pull),
     )
 
-    def build(stepwise: bool) -> Plan:
+    def build(manner: str) -> Plan:
         channels, copying = _with_copies(request)
         made = summing(
             _reductions(request, down, chunks),
             keeping(chunks, copying, produced=request.produced),
             gathering(
                 request.network, up, chunks, pull=request.pull, tensor=1,
-                produced=request.produced and not stepwise,
+                produced=request.produced and manner != "step",
             ),
             np.where(up.parent < 0, up.chunk, -1),
-            stepwise=stepwise,
+            manner,
         )  # fmt: skip
         return _all_reduced(request, pieces, made, channels)
 
-    builds: list[Callable[[], Plan]] = [partial(build, True)]
+    builds: list[Callable[[], Plan]] = [partial(build, "step")]
     into = np.bincount(down.chunk[down.parent < 0], minlength=len(chunks.owner))
     out = np.bincount(up.chunk[up.parent < 0], minlength=len(chunks.owner))
     if int((into * out).sum()) < _MOST_DEPENDENCIES:
-        builds.append(partial(build, False))
+        builds += [partial(build, "early"), partial(build, "late")]
     transfers = len(down.chunk) + len(chunks.owner) + len(up.chunk)
     return Draft(down.seconds + up.seconds, transfers, tuple(builds))
 

@@ -27,8 +27,8 @@ _BROADCAST_PIECES = (1, 8, 32, 128, 256)
 _BUDGET = 60_000
 # An attempt this near the bound needs no better one.
 _NEAR = 1.01
-# Attempts that are simulated.
-_FINAL = 2
+# Attempts that are simulated, if they are small, or anyway.
+_FINAL, _SMALL = {True: 4, False: 2}, 4000
 # Deadlines that slow links are given, as multiples of the bound.
 _DEADLINES = (1.0, 1.05, math.inf)
 
@@ -108,7 +108,9 @@ def _best(request: Request, counts: tuple[int, ...] | None, tries: int, seed: in
         small = one_shot_draft(request)
         found += [] if small is None else [small]
     found.sort(key=lambda one: one.seconds)
-    plans = [build() for one in found[:_FINAL] for build in one.builds]
+    plans = [
+        build() for one in found[: _FINAL[found[0].transfers < _SMALL]] for build in one.builds
+    ]
     if len(plans) == 1:
         return plans[0]
     return min(plans, key=lambda plan: simulate(plan, request.topology).makespan)
