@@ -168,7 +168,9 @@ def summing(
     scattered, kept = len(scatter.rank), len(keep.rank)
     added = _additions(scatter, keep)
     first = np.flatnonzero(roots >= 0)
-    copy, sums = np.repeat(np.arange(kept), [len(one) for one in added]), np.concatenate(added)
+    none = np.zeros(0, np.int64)
+    copy = np.repeat(np.arange(kept), [len(one) for one in added])
+    sums = np.concatenate([none, *added])
     parts, copies, spread = [scatter, keep, gather], scattered, scattered + kept
     if manner == "step":
         # One queue's first transfer stands for all of them.
@@ -181,7 +183,7 @@ def summing(
         if manner == "late":
             parts, copies, spread = [scatter, gather, keep], scattered + len(roots), scattered
         own = [added[roots[one]] for one in first.tolist()]
-        waiter, awaited = [np.repeat(first, [len(one) for one in own])], own
+        waiter, awaited = [np.repeat(first, [len(one) for one in own])], [none, *own]
     joined = join_transfers(parts)
     return replace(
         joined,

@@ -193,8 +193,9 @@ def _path(network: Network, demand: Demand) -> float:
     far = network.distances(0.0)[np.ix_(members, members)]
     into, out = np.zeros(network.num_ranks), np.zeros(network.num_ranks)
     for rank in network.members:
-        into[rank] = _capacity(network, network.dst == rank)
-        out[rank] = _capacity(network, network.src == rank)
+        # What nothing enters (the root of a broadcast) needs nothing.
+        into[rank] = _capacity(network, network.dst == rank) or np.inf
+        out[rank] = _capacity(network, network.src == rank) or np.inf
     sizes = demand.sizes
     if demand.kind == "all_to_all":
         needed = np.where(sizes > 0, far + sizes / into[members][None, :], 0.0)

@@ -23,6 +23,7 @@ from syncopate_jax.synthesis.assemble import (
     run_backwards,
     summing,
 )
+from syncopate_jax.synthesis.chain import chain_links
 from syncopate_jax.synthesis.dispatch import Blocks, deliver
 from syncopate_jax.synthesis.matching import Sends, Style, spread
 from syncopate_jax.synthesis.request import Request
@@ -88,7 +89,11 @@ def _gather(request: Request, pieces: int, style: Style) -> Draft:
     chunks = _shard_chunks(request, pieces)
     size = _bytes(request, chunks)
     net, pull = request.network, request.pull
-    sends = spread(net, chunks.owner.tolist(), size, replace(style, pull=pull))
+    links = chain_links(net, request.root) if style.chain else None
+    used = net if links is None else net.only(links)
+    sends = spread(used, chunks.owner.tolist(), size, replace(style, pull=pull))
+    if links is not None:
+        sends = replace(sends, link=links[sends.link])
 
     def build() -> Plan:
         made = gathering(net, sends, chunks, pull=pull, produced=request.produced)

@@ -64,6 +64,11 @@ class Network:
         """The network with every link turned round."""
         return replace(self, src=self.dst, dst=self.src, egress=self.ingress, ingress=self.egress)
 
+    def only(self, links: Array) -> Network:
+        """The network with just these links, in this order."""
+        fields = ("src", "dst", "channel", "bandwidth", "overhead", "latency", "egress", "ingress")
+        return replace(self, **{name: getattr(self, name)[links] for name in fields})
+
     def seconds(self, size: float) -> Array:
         """[links] seconds from the issue of a transfer of ``size`` bytes until it has landed."""
         return self.overhead + size / self.bandwidth + self.latency

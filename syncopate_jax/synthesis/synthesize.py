@@ -140,6 +140,8 @@ def _styles(request: Request, tries: int, seed: int, least: float) -> Iterator[S
     if request.kind == "all_to_all":
         yield from (Style(one) for one in (None, *range(seed, seed + tries)))
         return
+    if request.kind == "broadcast":
+        yield Style(chain=True)
     slow = len(request.network.src) and request.network.levels().max() > 0
     for one in (None, *range(seed, seed + tries)):
         deadlines = _DEADLINES if slow else (math.inf,)
