@@ -267,6 +267,23 @@ def _on_paths(network: Network, head: int) -> set[int]:
     return found
 
 
+def halves(network: Network) -> list[Array]:
+    """The ranks that are nearer to one end of a link than to the other, by hops, as masks [ranks].
+
+    On a ring or a torus these are halves, on a line all beginnings and ends.
+    """
+    hops = np.full((network.num_ranks, network.num_ranks), np.inf)
+    hops[network.src, network.dst] = hops[network.dst, network.src] = 1.0
+    np.fill_diagonal(hops, 0.0)
+    for k in network.ranks:
+        np.minimum(hops, hops[:, k, None] + hops[None, k, :], out=hops)
+    found: dict[bytes, Array] = {}
+    for a, b in zip(network.src.tolist(), network.dst.tolist(), strict=True):
+        half = hops[a] < hops[b]
+        found.setdefault(half.tobytes(), half)
+    return list(found.values())
+
+
 def balls(network: Network) -> list[Array]:
     """Sets of ranks around each rank, by hops, as masks [ranks]; whole sets are left out."""
     joined = np.zeros((network.num_ranks, network.num_ranks), bool)

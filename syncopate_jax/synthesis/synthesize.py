@@ -1,7 +1,7 @@
 """Makes a plan for a topology: attempts of several sizes and styles, of which the best is kept.
 
 Attempts are ranked by the synthesiser's own clock; the best few are then simulated, with queues and
-ports contended for, and the fastest of these is the plan.
+ports contended for, beside templates that the topology can carry, and the fastest is the plan.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.synthesis.bound import Bound
 from syncopate_jax.synthesis.draft import Draft, draft, one_shot_draft
+from syncopate_jax.synthesis.known import known_plans
 from syncopate_jax.synthesis.matching import Style
 from syncopate_jax.synthesis.request import Request, make_request
 
 # Chunks a shard that are tried, as long as attempts get better with more of them.
 _PIECES = (1, 2, 4, 8, 16)
 # One tensor for all is cut finely, so that many ranks pass it on at once.
-_BROADCAST_PIECES = (1, 8, 32, 128, 256)
+_BROADCAST_PIECES = (1, 32, 256, 512)
 # Transfers of all attempts together beyond which no further one is begun.
-_BUDGET = 60_000
+_BUDGET, _BROADCAST_BUDGET = 60_000, 80_000
 # An attempt this near the bound needs no better one.
 _NEAR = 1.01
 # Attempts that are simulated, if they are small, or anyway.
 _FINAL, _SMALL = {True: 4, False: 2}, 4000
+# Ranks up to which templates are simulated too.
+_KNOWN = 64
 # Deadlines that slow links are given, as multiples of the bound.
 _DEADLINES = (1.0, 1.05, math.inf)
 
@@ -111,6 +114,8 @@ def _best(request: Request, counts: tuple[int, ...] | None, tries: int, seed: in
     plans = [
         build() for one in found[: _FINAL[found[0].transfers < _SMALL]] for build in one.builds
     ]
+    if counts is None and len(request.members) <= _KNOWN and found[0].seconds > _NEAR * least:
+        plans += known_plans(request)
     if len(plans) == 1:
         return plans[0]
     return min(plans, key=lambda plan: simulate(plan, request.topology).makespan)
@@ -121,6 +126,7 @@ def _attempts(
 ) -> Iterator[Draft]:
     """Attempts with more and more pieces, until these do not pay or the budget is spent."""
     best, spent, worse = math.inf, 0, 0
+    budget = _BROADCAST_BUDGET if request.kind == "broadcast" else _BUDGET
     for pieces in counts:
         fastest = math.inf
         for style in _styles(request, tries, seed, least):
@@ -128,11 +134,11 @@ def _attempts(
             yield one
             fastest = min(fastest, one.seconds)
             spent += one.transfers
-            if fastest <= _NEAR * least or spent > _BUDGET:
+            if fastest <= _NEAR * least or spent > budget:
                 break
         worse = worse + 1 if fastest >= best else 0
         best = min(best, fastest)
-        if worse == 2 or best <= _NEAR * least or spent * 2 > _BUDGET:
+        if worse == 2 or best <= _NEAR * least or spent * 2 > budget:
             return
 
 
