@@ -108,7 +108,7 @@ def _best(request: Request, counts: tuple[int, ...] | None, tries: int, seed: in
     usual = _BROADCAST_PIECES if request.kind == "broadcast" else _PIECES
     found = list(_attempts(request, counts or usual, tries, seed, least))
     if request.kind == "all_reduce" and counts is None:
-        small = one_shot_draft(request)
+        small = one_shot_draft(request, min(one.seconds for one in found))
         found += [] if small is None else [small]
     found.sort(key=lambda one: one.seconds)
     plans = [
