@@ -26,6 +26,7 @@ from syncopate_jax.ir.comm import (
     REDUCTIONS,
     Collective,
     ComputeDep,
+    OpDep,
     Operation,
 )
 from syncopate_jax.ir.plan import ITEM_SIZES, Goal, Plan, Region, Tensor
@@ -34,6 +35,7 @@ PERMUTE = "permute"
 REDUCING = ("reduce_scatter", "all_reduce")
 # Dtypes that plans lack: what is only moved, or added with wrap-around, is the same bits.
 _SAME_BITS = {"uint64": "int64", "uint32": "int32", "uint16": "int16", "bool": "uint8"}
+MAX_PARTS = 4096  # of one collective
 SOURCE, RESULT = "x", "out"  # names of a plan's two tensors
 
 
@@ -51,8 +53,10 @@ class ImportedCollective:
       split_axis: dimension that is cut (reduce_scatter, all_to_all), or -1.
       concat_axis: dimension along which parts are joined (all_gather, all_to_all), or -1.
       reduce: ``none``, ``sum``, ``max``, or another that no plan can do.
-      slices, slice_axis: how many collectives it is, on slices of the data each, so that one
-        moves while the next is computed.
+      cuts: (dimension, parts): it is one collective for each combination of parts, the first
+        dimension slowest, so that one part moves while the next is computed.
+      steps: of an all_gather whose source hands blocks on: at each step the (source, target) pairs
+        along which every rank sends the block that it got last, at first its own; else empty.
       produced: whether compute tiles produce what is contributed.
       choice: the plan template by which its source performs it, and arguments; or empty.
       pair: the contraction it is next to, with it as the move that is fused; or None.
@@ -68,8 +72,8 @@ class ImportedCollective:
     split_axis: int = -1
     concat_axis: int = -1
     reduce: str = "none"
-    slices: int = 1
-    slice_axis: int = 0
+    cuts: tuple[tuple[int, int], ...] = ()
+    steps: tuple[Groups, ...] = ()
     produced: bool = False
     choice: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
     pair: Derived | None = None
@@ -151,8 +155,9 @@ class ImportedCollective:
         parts = [self.name, self.kind, f"{self.dtype}{list(self.shape)}", *axes, over]
         if self.reduce != "none":
             parts.append(self.reduce)
-        if self.slices > 1:
-            parts.append(f"in {self.slices} slices along {self.slice_axis}")
+        parts += [f"in {count} along {axis}" for axis, count in self.cuts]
+        if self.steps:
+            parts.append(f"by {len(self.steps)} hops")
         if self.operator:
             parts.append(f"[{self.operator}: {self.pair}]")
         return " ".join(parts)
@@ -187,18 +192,53 @@ class ImportedCollective:
             return f"its result has an extent beyond {MAX_EXTENT}"
         if (self.reduce != "none") != (self.kind in REDUCING):
             return f"reduction {self.reduce!r} does not fit"
-        return self._slice_fault()
+        return self._cut_fault() or self._step_fault()
 
-    def _slice_fault(self) -> str:
-        if self.slices == 1:
-            return ""
-        if not 0 <= self.slice_axis < len(self.shape):
-            return f"slice dimension {self.slice_axis} does not fit shape {self.shape}"
-        if self.slice_axis in (self.split_axis, self.concat_axis):
-            return f"dimension {self.slice_axis} is cut or joined, so it cannot be sliced as well"
-        if not 1 <= self.slices <= max(1, self.shape[self.slice_axis]):
-            return f"shape {self.shape} has no {self.slices} slices along {self.slice_axis}"
+    def _cut_fault(self) -> str:
+        axes = [axis for axis, _ in self.cuts]
+        if len(set(axes)) != len(axes):
+            return f"a dimension is cut twice in {self.cuts}"
+        for axis, parts in self.cuts:
+            if not 0 <= axis < len(self.shape):
+                return f"dimension {axis} to cut is none of shape {self.shape}"
+            if axis in (self.split_axis, self.concat_axis) and not self.steps:
+                return f"dimension {axis} is scattered or joined, so it cannot be cut as well"
+            if not 1 <= parts <= max(1, self.shape[axis]):
+                return f"shape {self.shape} cannot be cut into {parts} parts along {axis}"
+        if math.prod(parts for _, parts in self.cuts) > MAX_PARTS:
+            return f"is cut into more than {MAX_PARTS} parts"
         return ""
+
+    def _step_fault(self) -> str:
+        if not self.steps:
+            return ""
+        if self.kind != "all_gather":
+            return "only an all_gather can be done in steps"
+        for pairs in self.steps:
+            if message := _permutation_fault(pairs, self.num_ranks):
+                return message
+            if len(pairs) != self.num_ranks:
+                return "at each step every rank must send"
+        seen = [{rank} for rank in range(self.num_ranks)]
+        for owners in self._held():
+            for rank, owner in enumerate(owners):
+                seen[rank].add(owner)
+        for group in self.groups:
+            for rank in group:
+                if seen[rank] != set(group) or len(self.steps) != len(group) - 1:
+                    return f"its steps do not bring every block of its group to rank {rank} once"
+        return ""
+
+    def _held(self) -> list[list[int]]:
+        """After each step, whose block every rank got last."""
+        owners, found = list(range(self.num_ranks)), []
+        for pairs in self.steps:
+            after = list(owners)
+            for src, dst in pairs:
+                after[dst] = owners[src]
+            owners = after
+            found.append(owners)
+        return found
 
     def _plan_dtype(self) -> str:
         if self.kind in REDUCING and self.reduce not in REDUCTIONS:
@@ -226,19 +266,17 @@ class ImportedCollective:
             return
         if not math.prod(self.shape):
             return
+        if self.steps:
+            yield from self._hops()
+            return
         for group in self.groups:
-            for lo, hi in self._intervals():
+            for src, dst in zip(self._parts(self.shape), self._parts(self.result), strict=True):
                 for rank in group:
-                    yield self._part(rank, group, lo, hi)
+                    yield self._member(rank, group, Chunk(SOURCE, src), Chunk(RESULT, dst))
 
-    def _part(self, rank: int, group: tuple[int, ...], lo: int, hi: int) -> Collective:
-        boxes = (Box.full(self.shape), Box.full(self.result))
-        if self.slices > 1:
-            boxes = (
-                boxes[0].with_axis(self.slice_axis, lo, hi),
-                boxes[1].with_axis(self.slice_axis, lo, hi),
-            )
-        src, dst = Chunk(SOURCE, boxes[0]), Chunk(RESULT, boxes[1])
+    def _member(
+        self, rank: int, group: tuple[int, ...], src: Chunk, dst: Chunk
+    ) -> Collective:
         contributes = self.kind != "broadcast" or rank == group[0]
         return Collective(
             rank, self.kind, src, dst, group,
@@ -250,12 +288,42 @@ class ImportedCollective:
             origin=self._origin(),
         )  # fmt: skip
 
+    def _parts(self, shape: tuple[int, ...]) -> list[Box]:
+        """The parts of an array that ``cuts`` make."""
+        boxes = [Box.full(shape)]
+        for axis, count in self.cuts:
+            boxes = [part for box in boxes for part in box.split(axis, count)]
+        return boxes
+
+    def _hops(self) -> Iterator[P2P]:
+        """A copy of each rank's own block, then the blocks on their way, part by part."""
+        place = {rank: at for group in self.groups for at, rank in enumerate(group)}
+        parts = self._parts(self.shape)
+        count, extent = len(parts), self.shape[self.concat_axis]
+
+        def block(owner: int, part: Box) -> Chunk:
+            low = [0] * len(self.shape)
+            low[self.concat_axis] = place[owner] * extent
+            return Chunk(RESULT, part.shift(tuple(low)))
+
+        for rank in range(self.num_ranks):
+            for part in parts:
+                src = Chunk(SOURCE, part)
+                deps = self._deps(rank, src)
+                yield P2P(rank, rank, rank, src, block(rank, part), deps, origin=self._origin())
+        owners = list(range(self.num_ranks))
+        came = list(range(self.num_ranks))  # who sent a rank what it sends next
+        for step, (pairs, after) in enumerate(zip(self.steps, self._held(), strict=True)):
+            for src, dst in sorted(pairs):
+                for at, part in enumerate(parts):
+                    chunk = block(owners[src], part)
+                    deps = (OpDep(came[src], step * count + at),)
+                    yield P2P(src, src, dst, chunk, chunk, deps, origin=self._origin())
+            came = [src for _, src in sorted((dst, src) for src, dst in pairs)]
+            owners = after
+
     def _deps(self, rank: int, chunk: Chunk) -> tuple[ComputeDep, ...]:
         return (ComputeDep(rank, chunk),) if self.produced and chunk.box.size else ()
-
-    def _intervals(self) -> list[tuple[int, int]]:
-        boxes = Box.full(self.shape).split(self.slice_axis, self.slices)
-        return [(box.lo[self.slice_axis], box.hi[self.slice_axis]) for box in boxes]
 
     def _goals(self) -> Iterator[Goal]:
         whole = Box.full(self.result)

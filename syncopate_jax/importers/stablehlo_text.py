@@ -345,7 +345,7 @@ class _Parser:
                 raise ValueError(f"{text[:80]!r}: devices in another order are not read")
             tail = text.rpartition("axes = [")[2]
         else:
-            found = re.search(r"mesh = (@[\w.$\-]+)", head)
+            found = re.search(r"mesh = @([\w.$\-]+)", head)
             if found is None or found[1] not in self.meshes:
                 raise ValueError(f"{head.strip()!r} names no mesh; known: {sorted(self.meshes)}")
             mesh = self.meshes[found[1]]
@@ -365,7 +365,7 @@ class _Parser:
             ids = _numbers(devices[1]) if devices else None
             if not axes and ids is not None and len(ids) == 1:
                 return  # one device: shards nothing
-            self.meshes[op.symbol] = make_mesh(axes, ids)
+            self.meshes[op.symbol.removeprefix("@")] = make_mesh(axes, ids)
         except ValueError as error:
             self.at.fail_at(op.at, f"mesh {op.symbol}: {error}")
 
