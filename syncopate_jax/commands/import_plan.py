@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from syncopate_jax.importers.program import ImportedCollective, ImportedProgram, Reader
 
 
-
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("importer", metavar="IMPORTER", nargs="?", help="name of an importer")
     parser.add_argument("file", metavar="FILE", nargs="?", help="- reads standard input")
@@ -53,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
     reader = readers().get(args.importer)
     if reader is None:
         known = ", ".join(readers())
-        raise InputError(f"import: no importer of files is called {args.importer!r}; known: {known}")
+        raise InputError(
+            f"import: no importer of files is called {args.importer!r}; known: {known}"
+        )
     chosen = dict(_choice(word) for word in args.choose)
     with Progress(f"import {args.file}"):
         program = _read(reader, args.file)
@@ -108,9 +109,7 @@ def _read(reader: Reader, name: str) -> ImportedProgram:
         raise FormatError(f"{shown}: {error}") from error
 
 
-def _lowered(
-    collective: ImportedCollective, plan: Plan, how: str, chosen: dict[str, str]
-) -> Plan:
+def _lowered(collective: ImportedCollective, plan: Plan, how: str, chosen: dict[str, str]) -> Plan:
     return expand_collectives(plan, how, {**collective.choose, **chosen})
 
 

@@ -19,12 +19,13 @@ from syncopate_jax.errors import FormatError, InputError
 from syncopate_jax.importers import hlo_text
 from syncopate_jax.importers.alpa_specs import Spec, read_spec
 from syncopate_jax.importers.alpa_strategies import Strategy, read_strategy
+from syncopate_jax.importers.dot_formula import MAX_NDIM, dot_formula
 from syncopate_jax.importers.hlo_ops import HloOp
 from syncopate_jax.importers.json_fields import Field, read_json
 from syncopate_jax.importers.program import ImportedCollective, ImportedProgram, Reader, from_move
 from syncopate_jax.importers.replica_groups import MAX_RANKS, AxisRef, NamedMesh, make_mesh
 from syncopate_jax.importers.resharding import Move, reshard, with_shapes
-from syncopate_jax.importers.shardings import Derived, derive, formula_of
+from syncopate_jax.importers.shardings import Derived, derive
 from syncopate_jax.ir.plan import ITEM_SIZES
 from syncopate_jax.registry import importers
 
@@ -32,7 +33,6 @@ HEAD = ("name", "logical_mesh_shape")
 REST = ("id_mesh", "stages", "operators", "reshardings", "auto_sharding_log", "solver")
 _LINE = re.compile(r"(\d{1,9}) (.*?)  +(\S.*)")
 _TAIL = re.compile(r"(?: follow \d+)?\s*(?:comm cost: [\d.]+)?\s*$", re.ASCII)
-MAX_NDIM = 8
 
 
 def import_alpa(text: str) -> ImportedProgram:
@@ -239,7 +239,8 @@ class _Plan:
                     f"instruction and its strategy, found {line[:60]!r}"
                 )
             code.append(found[2])
-            chosen[found[2].removeprefix("ROOT ").partition(" = ")[0]] = _TAIL.sub("", found[3])
+            name = found[2].removeprefix("ROOT ").partition(" = ")[0]
+            chosen[name.removeprefix("%")] = _TAIL.sub("", found[3])
         else:
             raise FormatError(f"{item.path}: ends within its table; was the log cut?")
         # The table's lines keep their numbers: the module's head is the line of its title.
@@ -256,19 +257,13 @@ class _Plan:
         self, item: Field, op: HloOp, ops: Mapping[str, HloOp], name: str
     ) -> tuple[str, Derived, Mapping[str, str], tuple[tuple[str, str], ...]]:
         arrays = [ops[operand].types[0] for operand in op.operands if ops[operand].types]
-        keys = ("lhs_contracting_dims", "rhs_contracting_dims", "lhs_batch_dims", "rhs_batch_dims")
-        lc, rc, lb, rb = (op.ints.get(key, ()) for key in keys)
-        sides = list(zip(((*lc, *lb), (*rc, *rb)), arrays, strict=False))
-        if (
-            len(arrays) != 2
-            or len(lc) != len(rc)
-            or len(lb) != len(rb)
-            or any(len(a.shape) > MAX_NDIM for a in arrays)
-            or any(max(dims, default=0) >= max(1, len(a.shape)) for dims, a in sides)
-        ):
-            raise FormatError(f"{item.path}: dot {op.name} has dimensions that do not fit")
-        lhs, rhs = (_Array(a.shape, a.dtype, None) for a in arrays)
-        formula = formula_of(((lc, rc), (lb, rb)), len(lhs.shape), len(rhs.shape))
+        if len(arrays) != len(op.operands):
+            raise FormatError(f"{item.path}: dot {op.name}: an operand is no array")
+        try:
+            formula = dot_formula(op, [array.shape for array in arrays])
+        except InputError as error:
+            raise FormatError(f"{item.path}: {error}") from error
+        lhs, rhs = (_Array(array.shape, array.dtype, None) for array in arrays)
         try:
             derived = self._derive(formula, read_strategy(name), lhs, rhs, None)
         except (FormatError, InputError) as error:

@@ -66,9 +66,7 @@ def read_strategy(name: str) -> Strategy:
         raise FormatError(f"alpa strategy {name!r}: an array needs two letters of S and R")
     if lhs[1] != rhs[0]:
         raise FormatError(f"alpa strategy {name!r}: the contracted dimension is cut on one side")
-    roles = [
-        role for role, cut in zip(ROLES, (lhs[0], lhs[1], rhs[1]), strict=True) if cut == "S"
-    ]
+    roles = [role for role, cut in zip(ROLES, (lhs[0], lhs[1], rhs[1]), strict=True) if cut == "S"]
     if len(roles) != len(dims):
         raise FormatError(
             f"alpa strategy {name!r}: cuts {len(roles)} dimensions, names {len(dims)} of the mesh"

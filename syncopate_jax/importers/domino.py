@@ -117,9 +117,7 @@ class _Layer:
         shape = (self.sequence, self.batch, self.hidden)
         weights = self.weights if direction == "forward" else 1
         move = Move("out", "all_reduce", (AXIS,), shape=shape)
-        pair = Derived(
-            "sbk", "kh", "sbh", ((AXIS, self.ranks),), (), (move,), move, ((AXIS, "k"),)
-        )
+        pair = Derived("sbk", "kh", "sbh", ((AXIS, self.ranks),), (), (move,), move, ((AXIS, "k"),))
         cuts = ((ROWS, self.inputs), (COLUMNS, weights))
         try:
             return ImportedCollective(

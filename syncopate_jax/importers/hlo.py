@@ -261,6 +261,4 @@ class _Importer:
 
 def global_pairs(pairs: Groups, replicas: int, partitions: int) -> Groups:
     """Source and target partitions, of each replica, as global device numbers."""
-    return tuple(
-        tuple(r * partitions + p for p in pair) for r in range(replicas) for pair in pairs
-    )
+    return tuple(tuple(r * partitions + p for p in pair) for r in range(replicas) for pair in pairs)

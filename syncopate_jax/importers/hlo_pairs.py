@@ -11,15 +11,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from syncopate_jax.errors import InputError
+from syncopate_jax.importers.dot_formula import MAX_NDIM, dot_formula
 from syncopate_jax.importers.hlo_ops import HloGraph, HloOp
 from syncopate_jax.importers.program import ImportedCollective
 from syncopate_jax.importers.resharding import Move
-from syncopate_jax.importers.shardings import FUSED_AFTER, FUSED_BEFORE, Derived, formula_of
+from syncopate_jax.importers.shardings import FUSED_AFTER, FUSED_BEFORE, Derived
 
 AXIS = "ranks"  # the one mesh axis of a pair: the members of a group
 SAME = ("copy", "convert", "optimization-barrier")
 RESHAPES = ("bitcast", "reshape")
-MAX_NDIM = 8  # of an operand: letters must not run out
 MAX_STEPS = 64  # between a collective and a contraction
 
 Dims = tuple[int, ...]
@@ -193,19 +194,11 @@ def _derived(
     graph: HloGraph, dot: HloOp, place: str, dims: Dims, made: ImportedCollective
 ) -> Derived | None:
     """The pair; ``dims`` says what the dimensions of the dot's array at ``place`` are."""
-    ranks = [_operand_ndim(graph, dot, i) for i in range(2)]
-    if len(dot.operands) != 2 or not all(0 < rank <= MAX_NDIM for rank in ranks):
-        return None
-    ints = dot.ints
-    names = ("lhs_contracting_dims", "rhs_contracting_dims", "lhs_batch_dims", "rhs_batch_dims")
-    lc, rc, lb, rb = (ints.get(name, ()) for name in names)
-    sides = ((lc, lb, ranks[0]), (rc, rb, ranks[1]))
-    if len(lc) != len(rc) or len(lb) != len(rb):
-        return None
-    if any(sorted({*c, *b}) != sorted((*c, *b)) or max((*c, *b), default=0) >= n
-           for c, b, n in sides):  # fmt: skip
-        return None
-    formula = formula_of(((lc, rc), (lb, rb)), *ranks)
+    shapes = [_operand_shape(graph, dot, i) for i in range(len(dot.operands))]
+    try:
+        formula = dot_formula(dot, shapes)
+    except InputError:
+        return None  # a contraction of parts that are not read, such as arguments of a region
     operands, out = formula.split("->")
     lhs, rhs = operands.split(",")
     letters = {"lhs": lhs, "rhs": rhs, "out": out}[place]
@@ -216,7 +209,8 @@ def _derived(
     if (made.concat_axis >= 0 and not gather) or (made.split_axis >= 0 and not scatter):
         return None
     members = made.members
-    shape = list(dot.types[0].shape if place == "out" else _operand_shape(graph, dot, place))
+    places = {"lhs": shapes[0], "rhs": shapes[1], "out": dot.types[0].shape}
+    shape = list(places[place])
     if len(shape) != len(letters):
         return None
     if place != "out":  # the contraction sees the array after the exchange
@@ -235,19 +229,11 @@ def _derived(
     )  # fmt: skip
 
 
-def _operand_ndim(graph: HloGraph, dot: HloOp, place: int) -> int:
-    if place >= len(dot.operands):
-        return 0
-    return len(_operand_shape(graph, dot, ("lhs", "rhs")[place]))
-
-
-def _operand_shape(graph: HloGraph, dot: HloOp, place: str) -> tuple[int, ...]:
-    at = ("lhs", "rhs").index(place)
-    if len(dot.operand_types) == 2:
+def _operand_shape(graph: HloGraph, dot: HloOp, at: int) -> tuple[int, ...]:
+    """Extents of an operand; none if they are not known."""
+    if len(dot.operand_types) == len(dot.operands):
         return dot.operand_types[at].shape
     source = graph.ops[dot.computation].get(dot.operands[at])
     if source is None or not source.types:
         return ()
     return source.types[-1 if source.opcode.endswith("-start") else 0].shape
-
-

@@ -7,12 +7,12 @@ import re
 from jax.sharding import PartitionSpec
 
 from syncopate_jax.errors import InputError
+from syncopate_jax.importers.dot_formula import dot_formula
 from syncopate_jax.importers.hlo_ops import HloGraph, HloOp
 from syncopate_jax.importers.program import ImportedCollective, from_move
 from syncopate_jax.importers.replica_groups import AxisRef, NamedMesh
-from syncopate_jax.importers.shardings import Derived, derive, formula_of
+from syncopate_jax.importers.shardings import Derived, derive
 
-MAX_NDIM = 8
 _SHARDING = re.compile(r"<@([\w.$\-]+), \[(.*?)\](?:, replicated=\{[^{}]*\})?>")
 _DIM = re.compile(r"\{([^{}]*)\}")
 
@@ -62,23 +62,11 @@ def _texts(graph: HloGraph, dot: HloOp) -> list[str] | None:
 
 def _derive(graph: HloGraph, dot: HloOp, texts: list[str]) -> tuple[Derived, NamedMesh]:
     shapes = [array.shape for array in dot.operand_types]
-    if len(shapes) != 2 or not all(0 < len(shape) <= MAX_NDIM for shape in shapes):
-        raise InputError("its operands' extents are not all known, or are too many")
-    ints = dot.ints
-    numbers = (
-        (ints["lhs_contracting_dims"], ints["rhs_contracting_dims"]),
-        (ints["lhs_batch_dims"], ints["rhs_batch_dims"]),
-    )
-    for (lhs, rhs), side in zip(numbers, ("contracting", "batching"), strict=True):
-        if len(lhs) != len(rhs) or any(
-            d >= len(shape) for own, shape in zip((lhs, rhs), shapes, strict=True) for d in own
-        ):
-            raise InputError(f"its {side} dimensions {lhs} and {rhs} do not fit {shapes}")
     names, specs = zip(*(_spec(text) for text in texts), strict=True)
     if len(set(names)) != 1 or names[0] not in graph.meshes:
         raise InputError(f"its shardings are over meshes {', '.join(names)}; one is needed")
     mesh = graph.meshes[names[0]]
-    formula = formula_of(numbers, len(shapes[0]), len(shapes[1]))
+    formula = dot_formula(dot, shapes)
     derived = derive(formula, *specs, shapes=(shapes[0], shapes[1]), mesh=dict(mesh.axes))
     return derived, mesh
 

@@ -274,9 +274,7 @@ class ImportedCollective:
                 for rank in group:
                     yield self._member(rank, group, Chunk(SOURCE, src), Chunk(RESULT, dst))
 
-    def _member(
-        self, rank: int, group: tuple[int, ...], src: Chunk, dst: Chunk
-    ) -> Collective:
+    def _member(self, rank: int, group: tuple[int, ...], src: Chunk, dst: Chunk) -> Collective:
         contributes = self.kind != "broadcast" or rank == group[0]
         return Collective(
             rank, self.kind, src, dst, group,

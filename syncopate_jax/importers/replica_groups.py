@@ -70,9 +70,7 @@ def _ends(ref: AxisRef, extent: int) -> tuple[int, int]:
     return ref.before, end
 
 
-def make_mesh(
-    axes: Sequence[tuple[str, int]], devices: Sequence[int] | None = None
-) -> NamedMesh:
+def make_mesh(axes: Sequence[tuple[str, int]], devices: Sequence[int] | None = None) -> NamedMesh:
     """A mesh, over the devices in order if None; raises ValueError when they do not fit."""
     count = math.prod(size for _, size in axes)
     if not all(size > 0 for _, size in axes) or count > MAX_RANKS:

@@ -56,7 +56,9 @@ class Cursor:
             if match.lastgroup not in ("space", "comment", None):
                 self.tokens.append(Token(match.lastgroup, match[0], match.start()))
         if at != len(text):
-            self.fail_at(at, f"found {text[at]!r}, which begins nothing known; is the file damaged?")
+            self.fail_at(
+                at, f"found {text[at]!r}, which begins nothing known; is the file damaged?"
+            )
         self.tokens.append(Token("end", "", len(text)))
 
     @property

@@ -37,14 +37,26 @@ LANGUAGE = Language(
 _TENSOR = re.compile(r"tensor<((?:(?:\d{1,18}|\?)x)*)([A-Za-z]\w*)(?:,[^<>]*(?:<[^<>]*>)?)?>")
 _ARGUMENT = re.compile(r"(%[\w.]+): (tensor<[^<>]*>)( \{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})?")
 _INT = re.compile(r"(-?\d{1,18})(?: : i\d+)?", re.ASCII)
-_DENSE = re.compile(r'dense<(\[.*\]|-?\d{1,18}|"0x[0-9A-Fa-f]*")?> : tensor<(\d{1,9})x(\d{1,9})xi64>', re.DOTALL)
+_DENSE = re.compile(
+    r'dense<(\[.*\]|-?\d{1,18}|"0x[0-9A-Fa-f]*")?> : tensor<(\d{1,9})x(\d{1,9})xi64>', re.DOTALL
+)
 _MESH_AXIS = re.compile(r'"([^"]*)"=(\d{1,9})')
 _MESH_AXIS_INLINE = re.compile(r'mesh_axis<name = "([^"]*)", size = (\d{1,9})[^<>]*>')
 _AXIS_REF = re.compile(
     r'axis_ref(?:<name = "([^"]*)"(?:, sub_axis_info = \((\d{1,9})\)(\d{1,9}))?|"([^"]*)"(?::\((\d{1,9})\)(\d{1,9}))?)>'
 )
-OPCODES = {"dot_general": "dot", "custom_call": "custom-call", "collective_broadcast": "collective-broadcast"}
-DIMENSIONS = ("all_gather_dim", "scatter_dimension", "split_dimension", "concat_dimension", "split_count")
+OPCODES = {
+    "dot_general": "dot",
+    "custom_call": "custom-call",
+    "collective_broadcast": "collective-broadcast",
+}
+DIMENSIONS = (
+    "all_gather_dim",
+    "scatter_dimension",
+    "split_dimension",
+    "concat_dimension",
+    "split_count",
+)
 
 
 @dataclass(slots=True)
@@ -59,7 +71,9 @@ class _Op:
     attributes: dict[str, str] = field(default_factory=dict)
     body: str = ""
     types: str = ""
-    inner: list[str] = field(default_factory=list)  # opcodes of its regions, the last one's return aside
+    inner: list[str] = field(
+        default_factory=list
+    )  # opcodes of its regions, the last one's return aside
     symbol: str = ""
 
 
@@ -97,9 +111,7 @@ class _Parser:
             self._alias()
         if not self.entry:
             at.fail("a function @main")
-        return HloGraph(
-            name, *self.counts.values(), self.ops, self.entry, {}, self.meshes
-        )
+        return HloGraph(name, *self.counts.values(), self.ops, self.entry, {}, self.meshes)
 
     def _alias(self) -> None:
         """``#name = …`` on a line of its own."""
@@ -321,7 +333,9 @@ class _Parser:
     def _integer(self, op: _Op, key: str) -> int:
         found = _INT.fullmatch(op.attributes[key])
         if found is None:
-            self.at.fail_at(op.at, f"{op.name}: {key} needs an integer, found {op.attributes[key]!r}")
+            self.at.fail_at(
+                op.at, f"{op.name}: {key} needs an integer, found {op.attributes[key]!r}"
+            )
         return int(found[1])
 
     def _groups(self, op: _Op) -> Groups:

@@ -150,7 +150,7 @@ class ImporterConformance:
 
     @pytest.mark.parametrize(("name", "path"), CASES, ids=IDS)
     def test_a_faulty_file_gives_no_wrong_plan(self, name: str, path: Path) -> None:
-        assert fuzz(name, path, 25, seed=1) > 0
+        assert fuzz(name, path, 40, seed=1) > 0
 
     @pytest.mark.slow
     @pytest.mark.parametrize(("name", "path"), CASES, ids=IDS)
@@ -166,5 +166,5 @@ class ImporterConformance:
             '{"a":' * 5000, "%" * 1000, good + "}", good + good, good[::-1], "\ufeff" + good,
             good.replace("{", "").replace("}", ""), good.replace(",", ""), "é" * 100,
         ]  # fmt: skip
-        for text in bad:
+        for text in (one for one in bad if one != good):
             assert read(name, text) is None, text[:60]
