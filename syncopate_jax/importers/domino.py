@@ -81,7 +81,7 @@ class _Layer:
         ranks, hidden = sizes["tensor_model_parallel_size"], sizes["hidden_size"]
         if ranks > MAX_RANKS:
             found["tensor_model_parallel_size"].fail(f"at most {MAX_RANKS} ranks")
-        inner = found["ffn_hidden_size"] if "ffn_hidden_size" in found else None
+        inner = found.get("ffn_hidden_size")
         inner_size = 4 * hidden if inner is None or inner.value is None else inner.integer(1)
         for key, size in (
             ("hidden_size", hidden),

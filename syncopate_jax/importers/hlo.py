@@ -6,7 +6,6 @@ Reads what JAX prints: ``jit(f).lower(…).compile().as_text()`` (HLO) and ``.lo
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -203,7 +203,7 @@ def _derived(
     lhs, rhs = operands.split(",")
     letters = {"lhs": lhs, "rhs": rhs, "out": out}[place]
     gather, scatter = (
-        letters[dims.index(axis)] if axis in dims[: len(letters)] else ""
+        letters[dims.index(axis)] if axis >= 0 and axis in dims[: len(letters)] else ""
         for axis in (made.concat_axis, made.split_axis)
     )
     if (made.concat_axis >= 0 and not gather) or (made.split_axis >= 0 and not scatter):

@@ -1,4 +1,4 @@
-"""Reading JSON files of a fixed shape: every message says which field, what was found and needed."""
+"""Reading JSON files of a fixed shape: messages say which field, what was found, what is needed."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class _Importer:
             cuts=cuts,
             steps=steps,
             produced=bool(point.op),
-            choice=(("reduce_scatter_ring", ()),) if ring else (),
+            template="reduce_scatter_ring" if ring else "",
             notes=tuple(notes),
         )
 

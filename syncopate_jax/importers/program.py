@@ -58,7 +58,8 @@ class ImportedCollective:
       steps: of an all_gather whose source hands blocks on: at each step the (source, target) pairs
         along which every rank sends the block that it got last, at first its own; else empty.
       produced: whether compute tiles produce what is contributed.
-      choice: the plan template by which its source performs it, and arguments; or empty.
+      template, arguments: the plan template by which its source performs it, and further arguments
+        of that; or empty.
       pair: the contraction it is next to, with it as the move that is fused; or None.
       notes: whatever else its source says of it, as (key, value).
     """
@@ -75,7 +76,8 @@ class ImportedCollective:
     cuts: tuple[tuple[int, int], ...] = ()
     steps: tuple[Groups, ...] = ()
     produced: bool = False
-    choice: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
+    template: str = ""
+    arguments: tuple[tuple[str, Any], ...] = ()
     pair: Derived | None = None
     notes: tuple[tuple[str, str], ...] = ()
 
@@ -101,7 +103,7 @@ class ImportedCollective:
     @property
     def choose(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
         """What ``expand_collectives`` takes as ``choose`` to do it as the source does."""
-        return {self.kind: (name, dict(arguments)) for name, arguments in self.choice}
+        return {self.kind: (self.template, dict(self.arguments))} if self.template else {}
 
     @property
     def operator(self) -> str:
@@ -176,8 +178,10 @@ class ImportedCollective:
         if message := fault(self.groups, self.num_ranks, equal=cuts, every=every):
             return f"its groups: {message}"
         wanted = {
-            "all_gather": (False, True), "reduce_scatter": (True, False), "all_to_all": (True, True),
-        }.get(self.kind, (False, False))  # fmt: skip
+            "all_gather": (False, True),
+            "reduce_scatter": (True, False),
+            "all_to_all": (True, True),
+        }.get(self.kind, (False, False))
         for what, axis, needed in zip(
             ("split", "concat"), (self.split_axis, self.concat_axis), wanted, strict=True
         ):

@@ -42,8 +42,9 @@ _DENSE = re.compile(
 )
 _MESH_AXIS = re.compile(r'"([^"]*)"=(\d{1,9})')
 _MESH_AXIS_INLINE = re.compile(r'mesh_axis<name = "([^"]*)", size = (\d{1,9})[^<>]*>')
+_PART = r"\((\d{1,9})\)(\d{1,9})"
 _AXIS_REF = re.compile(
-    r'axis_ref(?:<name = "([^"]*)"(?:, sub_axis_info = \((\d{1,9})\)(\d{1,9}))?|"([^"]*)"(?::\((\d{1,9})\)(\d{1,9}))?)>'
+    rf'axis_ref(?:<name = "([^"]*)"(?:, sub_axis_info = {_PART})?|"([^"]*)"(?::{_PART})?)>'
 )
 OPCODES = {
     "dot_general": "dot",
@@ -312,7 +313,9 @@ class _Parser:
             if found is None:
                 self.at.fail_at(op.at, "transpose needs dims = [...]")
             ints["dimensions"] = _numbers(found[1])
-        texts = {"sharding": s for s in [op.attributes.get("sdy.sharding")] if s}
+        texts = {}
+        if "sdy.sharding" in op.attributes:
+            texts["sharding"] = op.attributes["sdy.sharding"]
         if made.opcode == "sdy.sharding-constraint":
             texts["sharding"] = "".join(re.findall(r"<@.*>(?=:)", op.body))
         made = replace(made, ints=ints, texts=texts)
