@@ -7,14 +7,14 @@ Reads what JAX prints: ``jit(f).lower(…).compile().as_text()`` (HLO) and ``.lo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from syncopate_jax.errors import FormatError, InputError
 from syncopate_jax.importers import hlo_text, stablehlo_text
 from syncopate_jax.importers.hlo_ops import ArrayType, HloGraph, HloOp
-from syncopate_jax.importers.hlo_pairs import find_pair
+from syncopate_jax.importers.hlo_pairs import Uses, find_pair, find_uses
 from syncopate_jax.importers.hlo_shardings import sharded_dots
 from syncopate_jax.importers.program import PERMUTE, ImportedCollective, ImportedProgram, Reader
 from syncopate_jax.importers.replica_groups import Groups, fault, global_groups
@@ -52,7 +52,8 @@ def import_hlo(text: str) -> ImportedProgram:
         raise FormatError("hlo: the file is empty")
     is_mlir = re.match(r"module\b|#\w+ =", stripped) is not None
     graph = stablehlo_text.parse(text) if is_mlir else hlo_text.parse(text)
-    return _Importer(graph, "stablehlo" if is_mlir else "hlo").program()
+    source = "stablehlo" if is_mlir else "hlo"
+    return _Importer(graph, source, find_uses(graph), _trip_counts(graph)).program()
 
 
 importers.register("hlo")(Reader(import_hlo, "partitioned HLO or StableHLO text, as JAX prints it"))
@@ -62,6 +63,8 @@ importers.register("hlo")(Reader(import_hlo, "partitioned HLO or StableHLO text,
 class _Importer:
     graph: HloGraph
     source: str
+    uses: Uses
+    trips: Mapping[str, str]
 
     def program(self) -> ImportedProgram:
         found: list[ImportedCollective] = []
@@ -133,7 +136,7 @@ class _Importer:
             )
         except InputError as error:
             self._fail(op, str(error))
-        pair = find_pair(self.graph, op, made)
+        pair = find_pair(self.graph, self.uses, op, made)
         produced = pair is not None and pair.fused is not None and pair.fused.place == "out"
         return replace(made, pair=pair, produced=produced)
 
@@ -236,8 +239,8 @@ class _Importer:
 
     def _notes(self, op: HloOp) -> tuple[tuple[str, str], ...]:
         found = [("computation", op.computation), ("line", str(op.line))]
-        if trips := self._trips(op.computation):
-            found.append(("trip_count", trips))
+        if op.computation in self.trips:
+            found.append(("trip_count", self.trips[op.computation]))
         label = re.search(r'op_name="([^"]*)"', op.texts.get("metadata", ""))
         if label:
             found.append(("op_name", label[1]))
@@ -245,17 +248,19 @@ class _Importer:
             found.append(("sharding", op.texts["sharding"]))
         return tuple(found)
 
-    def _trips(self, computation: str) -> str:
-        """How often the loop runs whose body this is, if the text says so."""
-        for op in self.graph.every():
-            if op.opcode == "while" and computation in op.calls:
-                text = op.texts.get("backend_config", "")
-                found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', text)
-                return found[1] if found else "unknown"
-        return ""
-
     def _fail(self, op: HloOp, message: str) -> NoReturn:
         raise FormatError(f"{self.source}: line {op.line}: {op.opcode} {op.name}: {message}")
+
+
+def _trip_counts(graph: HloGraph) -> dict[str, str]:
+    """How often each loop runs, by the computation that is its body."""
+    counts = {}
+    for op in graph.every():
+        if op.opcode == "while":
+            text = op.texts.get("backend_config", "")
+            found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', text)
+            counts |= dict.fromkeys(op.calls, found[1] if found else "unknown")
+    return counts
 
 
 def global_pairs(pairs: Groups, replicas: int, partitions: int) -> Groups:

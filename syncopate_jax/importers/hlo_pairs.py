@@ -8,7 +8,7 @@ value that something else needs as well makes no pair.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from syncopate_jax.errors import InputError
@@ -38,28 +38,42 @@ class _Value:
     calls: tuple[HloOp, ...] = ()
 
 
-def find_pair(graph: HloGraph, op: HloOp, made: ImportedCollective) -> Derived | None:
+Uses = Mapping[tuple[str, str], Sequence[tuple[HloOp, int]]]
+"""By computation and name of a value: what uses it, and as which operand."""
+
+
+def find_uses(graph: HloGraph) -> Uses:
+    """The uses of every value of a program."""
+    found: dict[tuple[str, str], list[tuple[HloOp, int]]] = {}
+    for op in graph.every():
+        for place, operand in enumerate(op.operands):
+            key = (op.computation, operand.partition("#")[0])
+            found.setdefault(key, []).append((op, place))
+    return found
+
+
+def find_pair(graph: HloGraph, uses: Uses, op: HloOp, made: ImportedCollective) -> Derived | None:
     """The contraction next to a collective with it as the fused move, None if there is none."""
     if made.split_axis >= 0 and made.split_axis == made.concat_axis:
         return None  # blocks of one dimension change places, which no operator does
     if made.shape == (1,) or len(made.shape) > MAX_NDIM or op.opcode == "all-to-all-start":
         return None
     place = int(made.name.partition("#")[2] or 0)
-    if made.kind in FUSED_BEFORE and (found := _forward(graph, op, made, place)):
+    if made.kind in FUSED_BEFORE and (found := _forward(graph, uses, op, made, place)):
         dot, operand, dims = found
         return _derived(graph, dot, ("lhs", "rhs")[operand], dims, made)
-    if made.kind in FUSED_AFTER and (back := _backward(graph, op, made, place)):
+    if made.kind in FUSED_AFTER and (back := _backward(graph, uses, op, made, place)):
         return _derived(graph, back[0], "out", back[1], made)
     return None
 
 
 def _forward(
-    graph: HloGraph, op: HloOp, made: ImportedCollective, place: int
+    graph: HloGraph, uses: Uses, op: HloOp, made: ImportedCollective, place: int
 ) -> tuple[HloOp, int, Dims] | None:
     """The contraction that uses the result, as which operand, and its dimensions."""
     value = _Value(op, tuple(range(len(made.shape))))
     for _ in range(MAX_STEPS):
-        users = list(_users(graph, value))
+        users = list(_users(graph, uses, value))
         if len(users) != 1:
             return None
         user, operand = users[0]
@@ -87,22 +101,19 @@ def _forward(
     return None
 
 
-def _users(graph: HloGraph, value: _Value) -> Iterator[tuple[HloOp, int]]:
+def _users(graph: HloGraph, uses: Uses, value: _Value) -> Iterator[tuple[HloOp, int]]:
     """What uses a value, and as which operand; at the end of a fusion what uses the fusion."""
     name, computation = value.op.name, value.op.computation
     if value.calls and graph.roots.get(computation) == name:
         caller = value.calls[-1]
-        yield from _users(graph, _Value(caller, value.dims, value.calls[:-1]))
+        yield from _users(graph, uses, _Value(caller, value.dims, value.calls[:-1]))
     elif graph.roots.get(computation) == name:
         yield value.op, -1  # the program's result needs it
-    for op in graph.ops[computation].values():
-        for place, operand in enumerate(op.operands):
-            if operand.partition("#")[0] == name:
-                yield op, place
+    yield from uses.get((computation, name), ())
 
 
 def _backward(
-    graph: HloGraph, op: HloOp, made: ImportedCollective, place: int
+    graph: HloGraph, uses: Uses, op: HloOp, made: ImportedCollective, place: int
 ) -> tuple[HloOp, Dims] | None:
     """The contraction whose result is exchanged, and its dimensions."""
     calls: tuple[HloOp, ...] = ()
@@ -112,7 +123,7 @@ def _backward(
         source = graph.ops[user.computation].get(name)
         if source is None:
             return None
-        if len(list(_users(graph, _Value(source, dims, calls)))) != 1:
+        if len(list(_users(graph, uses, _Value(source, dims, calls)))) != 1:
             return None
         if source.opcode == "dot":
             return source, dims

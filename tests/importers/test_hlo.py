@@ -16,7 +16,9 @@ ADD = "add { a = f32[] parameter(0)\n b = f32[] parameter(1)\n ROOT c = f32[] ad
 
 
 def module(body: str, head: str = ", num_partitions=4", before: str = ADD) -> str:
-    return f"HloModule m{head}\n{before}ENTRY e {{\n  p = f32[4,8]{{1,0}} parameter(0)\n{body}\n}}\n"
+    return (
+        f"HloModule m{head}\n{before}ENTRY e {{\n  p = f32[4,8]{{1,0}} parameter(0)\n{body}\n}}\n"
+    )
 
 
 def one(body: str, **more: str) -> ImportedCollective:
@@ -131,7 +133,9 @@ def test_replicas_without_channels() -> None:
 
 def test_scalars_and_types_that_plans_lack() -> None:
     body = "  c = pred[] constant(true)\n  r = pred[] all-reduce(c), to_apply=or, replica_groups={}"
-    before = "or { a = pred[] parameter(0)\n b = pred[] parameter(1)\n ROOT c = pred[] or(a, b)\n}\n"
+    before = (
+        "or { a = pred[] parameter(0)\n b = pred[] parameter(1)\n ROOT c = pred[] or(a, b)\n}\n"
+    )
     found = one(body, before=before, head=", replica_count=4")
     assert (found.shape, found.dtype, found.reduce) == ((1,), "bool", "or")
     with pytest.raises(UnsupportedError, match="plans reduce by sum or max, this one by or"):
