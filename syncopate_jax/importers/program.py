@@ -385,14 +385,15 @@ class ImportedProgram:
 
         Raises UnsupportedError when one has a dtype or a reduction that no plan has.
         """
-        names: dict[str, int] = {}
-        made = []
+        made: dict[str, Plan] = {}
         for collective in self.collectives:
-            name = _identifier(collective.name)
-            names[name] = names.get(name, 0) + 1
-            suffix = f"_{names[name] - 1}" if names[name] > 1 else ""
-            made.append(collective.plan(name + suffix))
-        return tuple(made)
+            base = name = _identifier(collective.name)
+            number = 0
+            while name in made:
+                number += 1
+                name = f"{base}_{number}"
+            made[name] = collective.plan(name)
+        return tuple(made.values())
 
     def note(self, key: str) -> str:
         """The value of a note, empty if there is none."""

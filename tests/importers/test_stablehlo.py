@@ -200,6 +200,8 @@ def test_malformed_meshes(mesh: str, message: str) -> None:
 
 
 def test_two_functions_of_one_name() -> None:
-    text = f"{HEAD}  func.func @f() {{\n    return\n  }}\n  func.func @f() {{\n    return\n  }}\n}}\n"
+    text = (
+        f"{HEAD}  func.func @f() {{\n    return\n  }}\n  func.func @f() {{\n    return\n  }}\n}}\n"
+    )
     with pytest.raises(FormatError, match="another name than @f, which a function before has"):
         import_hlo(text)
