@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
+import jax
+import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.importers.hlo import import_hlo
 from syncopate_jax.importers.program import ImportedProgram
+from syncopate_jax.ops import derived
+from syncopate_jax.options import Options
 from tests.importers.exchanges import assert_right
 from tests.importers.hlo_programs import PROGRAMS, texts
 
@@ -68,6 +74,29 @@ def test_the_partitioner_s_collectives_are_those_its_shardings_imply() -> None:
     assert [one.kind for one in compiled.collectives] == ["all_gather", "all_reduce"]
     assert {one.operator for one in derived.collectives} >= {"all_gather_matmul"}
     assert len(derived.contractions) == 2
+
+
+def test_a_pair_runs_as_the_operator_it_is() -> None:
+    """The pair of a gather and a product, by the operators' own machinery, on four devices."""
+    pair = program("megatron", 0).collectives[0].pair
+    assert pair is not None
+    sizes = {letter: 4 * (i + 1) for i, letter in enumerate(sorted(pair.lhs + pair.rhs))}
+    rng = np.random.default_rng(0)
+    x, w = (
+        rng.integers(-4, 5, [sizes[letter] for letter in own]).astype(np.float32)
+        for own in (pair.lhs, pair.rhs)
+    )
+    assert pair.fused is not None and pair.fused.place == "lhs"
+    rows = P(*("ranks" if letter == pair.fused.gather else None for letter in pair.lhs))
+    run = jax.shard_map(
+        lambda x, w: derived.run(pair, x, w, options=Options(backend="xla"), out_dtype=x.dtype),
+        mesh=jax.make_mesh((4,), ("ranks",), (AxisType.Auto,), devices=jax.devices()[:4]),
+        in_specs=(rows, P()),
+        out_specs=P(),
+        check_vma=False,
+    )
+    wanted = np.einsum(f"{pair.lhs},{pair.rhs}->{pair.out}", x, w)
+    np.testing.assert_array_equal(jax.jit(run)(x, w), wanted)
 
 
 def test_collectives_in_loops_say_so() -> None:
