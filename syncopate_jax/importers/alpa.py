@@ -191,7 +191,7 @@ class _Plan:
 
     def _cut(self, strategy: Strategy, lhs: str, rhs: str, out: str) -> dict[str, tuple[str, ...]]:
         roles = self._roles(lhs, rhs, out)
-        cut = {}
+        cut: dict[str, tuple[str, ...]] = {}
         for role, dim in strategy.cuts:
             if dim >= len(self.mesh):
                 raise InputError(
@@ -304,7 +304,7 @@ class _Plan:
         dtypes: Mapping[str, str],
         notes: tuple[tuple[str, str], ...],
     ) -> list[ImportedCollective]:
-        made = []
+        made: list[ImportedCollective] = []
         for move in moves:
             if move.kind != "slice":
                 groups = self.devices.groups([AxisRef(n) for n in move.axis_names])

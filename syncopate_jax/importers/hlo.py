@@ -13,10 +13,11 @@ from typing import Any, NoReturn
 
 from syncopate_jax.errors import FormatError, InputError
 from syncopate_jax.importers import hlo_text, stablehlo_text
+from syncopate_jax.importers.exchange import PERMUTE
 from syncopate_jax.importers.hlo_ops import ArrayType, HloGraph, HloOp
 from syncopate_jax.importers.hlo_pairs import Uses, find_pair, find_uses
 from syncopate_jax.importers.hlo_shardings import sharded_dots
-from syncopate_jax.importers.program import PERMUTE, ImportedCollective, ImportedProgram, Reader
+from syncopate_jax.importers.program import ImportedCollective, ImportedProgram, Reader
 from syncopate_jax.importers.replica_groups import Groups, fault, global_groups
 from syncopate_jax.registry import importers
 
@@ -254,7 +255,7 @@ class _Importer:
 
 def _trip_counts(graph: HloGraph) -> dict[str, str]:
     """How often each loop runs, by the computation that is its body."""
-    counts = {}
+    counts: dict[str, str] = {}
     for op in graph.every():
         if op.opcode == "while":
             text = op.texts.get("backend_config", "")

@@ -88,7 +88,9 @@ class _Parser:
         if not entry:
             at.fail("an ENTRY computation; was the file cut?")
         self._resolve()
-        return HloGraph(name, *counts.values(), self.ops, entry, self.roots)
+        return HloGraph(
+            name, counts["replica_count"], counts["num_partitions"], self.ops, entry, self.roots
+        )
 
     def _table(self) -> None:
         """A table of source places: numbered rows."""
@@ -271,8 +273,15 @@ class _Parser:
                     if called not in self.ops:
                         self._missing(op, f"computation {called}")
                 if (reducer := op.texts.get("to_apply")) is not None:
-                    root = self.ops[reducer][self.roots[reducer]]
-                    ops[name] = replace(op, reducer=root.opcode)
+                    ops[name] = replace(op, reducer=self._reducer(reducer))
+
+    def _reducer(self, name: str) -> str:
+        """The one operation of a computation on its two parameters; else all that it does."""
+        root = self.ops[name][self.roots[name]]
+        given = {op.name for op in self.ops[name].values() if op.opcode == "parameter"}
+        if len(set(root.operands)) == 2 and set(root.operands) == given:
+            return root.opcode
+        return " then ".join(op.opcode for op in self.ops[name].values())
 
     def _missing(self, op: HloOp, what: str) -> None:
         starts = [0, *(found.end() for found in re.finditer("\n", self.at.text))]

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from syncopate_jax.errors import FormatError
 from syncopate_jax.importers.mercury_nest import Buffer, LoopAxis, Nest, Point
+from syncopate_jax.importers.mercury_values import Call, read_value
 from syncopate_jax.importers.replica_groups import MAX_RANKS
 from syncopate_jax.importers.scanner import Cursor, Language
 from syncopate_jax.ir.plan import ITEM_SIZES
@@ -36,16 +37,6 @@ LANGUAGE = Language(
     ),
 )
 _HEADS = ("Inputs", "Defaults", "Outputs")
-
-
-@dataclass(slots=True)
-class _Call:
-    """``NAME(positional, key=value)``."""
-
-    name: str
-    line: int
-    positional: list[Any] = field(default_factory=list)
-    named: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -111,7 +102,7 @@ class _Parser:
             self.grids.pop()
         after = at.ahead(1).text
         if at.has("Axis") and after == "(":
-            self._axis(self._value())
+            self._axis(read_value(self.at))
         elif at.has("Grid") and after == "(":
             self._grid(column)
         elif at.has("PyNode") and after == "(":
@@ -148,7 +139,7 @@ class _Parser:
         self.promised |= {str(ring) for ring in rings}
 
     def _grid(self, column: int) -> None:
-        call = self._value()
+        call = read_value(self.at)
         types = call.named.get("types")
         names = tuple(map(str, call.positional))
         if not isinstance(types, str) or len(types) != len(names) or set(types) - set("srm"):
@@ -164,15 +155,15 @@ class _Parser:
         at = self.at
         outer = at.take().text
         at.expect(":")
-        call = self._value()
-        if not isinstance(call, _Call) or call.name != "Buffer":
+        call = read_value(self.at)
+        if not isinstance(call, Call) or call.name != "Buffer":
             self.fail("needs Buffer(…)")
         name = _word(self, call, "name")
         extents, bound = call.named.get("shape"), call.named.get("axes")
         spec = call.named.get("shard_spec")
         if not isinstance(extents, list) or not isinstance(bound, list):
             self.fail(f"buffer {name} needs shape=[…] and axes=[…]")
-        if not isinstance(spec, _Call) or "specs" not in spec.named:
+        if not isinstance(spec, Call) or "specs" not in spec.named:
             self.fail(f"buffer {name} needs shard_spec=ShardingSpec(mesh=…, specs=…)")
         specs = tuple(self._spec(name, one) for one in [spec.named["specs"], *spec.positional])
         self._mesh(spec.named.get("mesh"))
@@ -192,7 +183,7 @@ class _Parser:
 
     def _extent(self, name: str, value: Any) -> int:
         """An extent, or that of an axis on one rank."""
-        if isinstance(value, _Call) and value.name == "Axis":
+        if isinstance(value, Call) and value.name == "Axis":
             axis = _word(self, value, "name")
             if axis in self.axes:
                 return self.axes[axis].size
@@ -210,8 +201,9 @@ class _Parser:
         self.fail(f"buffer {name} needs R or (S, [mesh dimensions]) for each dimension")
 
     def _mesh(self, value: Any) -> None:
-        named = value.named if isinstance(value, _Call) else {}
-        devices, shape = named.get("devices"), named.get("shape")
+        named = value.named if isinstance(value, Call) else {}
+        devices: Any = named.get("devices")
+        shape: Any = named.get("shape")
         flat = [*(devices or ()), *(shape or ())] if isinstance(shape, tuple) else [None]
         if not isinstance(devices, list) or not all(type(n) is int for n in flat):
             self.fail("needs DeviceMesh(devices=[…], shape=(…))")
@@ -278,11 +270,11 @@ class _Parser:
         if not at.has("["):
             at.fail("the rings in '[' and ']', last on the line")
         found: list[tuple[_Ring, bool]] = []
-        for call in self._value():
-            if not isinstance(call, _Call) or call.name != "RingComm":
+        for call in read_value(self.at):
+            if not isinstance(call, Call) or call.name != "RingComm":
                 self.fail("needs RingComm(…)")
             axis = call.named.get("axis")
-            name = axis.named.get("name") if isinstance(axis, _Call) else None
+            name = axis.named.get("name") if isinstance(axis, Call) else None
             dim = call.named.get("shard_dim")
             if name not in self.axes or type(dim) is not int or dim < 0:
                 self.fail("a ring needs axis=Axis(…) that is defined, and shard_dim")
@@ -340,74 +332,19 @@ class _Parser:
             self.line = line
             self.fail(f"buffer {name} is written, but no line stores it; was the file cut?")
 
-    def _value(self) -> Any:
-        """An integer, a word or string, a list, a tuple, or a call."""
-        at = self.at
-        at.enter()
-        try:
-            if at.has("["):
-                at.take()
-                return self._values("]")
-            if at.has("("):
-                at.take()
-                return tuple(self._values(")"))
-            if at.token.kind == "string":
-                return at.take().text[1:-1]
-            if at.token.kind == "number":
-                return at.integer()
-            line = at.line()
-            word = at.of("word", "a value")
-            if not at.has("("):
-                return word
-            if word == "PyNode":
-                return _Call(word, line, [at.balanced()])
-            at.take()
-            call = self._arguments(_Call(word, line))
-            if word == "np.int64" and len(call.positional) == 1:
-                return call.positional[0]
-            return call
-        finally:
-            at.leave()
-
-    def _values(self, closing: str) -> list[Any]:
-        at = self.at
-        found: list[Any] = []
-        while not at.skip(closing):
-            if found:
-                at.expect(",")
-                if at.skip(closing):
-                    break
-            found.append(self._value())
-        return found
-
-    def _arguments(self, call: _Call) -> _Call:
-        at = self.at
-        first = True
-        while not at.skip(")"):
-            if not first:
-                at.expect(",")
-            first = False
-            if at.token.kind == "word" and at.ahead(1).text == "=":
-                key = at.take().text
-                at.take()
-                call.named[key] = self._value()
-            else:
-                call.positional.append(self._value())
-        return call
-
     def fail(self, message: str) -> NoReturn:
         raise FormatError(f"mercury: line {self.line}: {message}")
 
 
 def _word(parser: _Parser, call: Any, key: str) -> str:
-    value = call.named.get(key) if isinstance(call, _Call) else None
+    value = call.named.get(key) if isinstance(call, Call) else None
     if not isinstance(value, str) or not value:
         parser.fail(f"needs {key}=NAME")
     return value
 
 
 def _count(parser: _Parser, call: Any, key: str) -> int:
-    value = call.named.get(key) if isinstance(call, _Call) else None
+    value = call.named.get(key) if isinstance(call, Call) else None
     if type(value) is not int or value < 1:
         parser.fail(f"needs {key}=N, an integer of at least 1")
     return value

@@ -9,17 +9,11 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 from dataclasses import dataclass, field, replace
 
-from syncopate_jax.importers.hlo_ops import DTYPES, ArrayType, HloGraph, HloOp
-from syncopate_jax.importers.replica_groups import (
-    MAX_RANKS,
-    AxisRef,
-    Groups,
-    NamedMesh,
-    make_mesh,
-)
+from syncopate_jax.importers import stablehlo_attributes as attributes
+from syncopate_jax.importers.hlo_ops import HloGraph, HloOp
+from syncopate_jax.importers.replica_groups import MAX_RANKS, Groups, NamedMesh
 from syncopate_jax.importers.scanner import Cursor, Language
 
 LANGUAGE = Language(
@@ -34,23 +28,15 @@ LANGUAGE = Language(
     ),
     brackets="()[]{}<>",
 )
-_TENSOR = re.compile(r"tensor<((?:(?:\d{1,18}|\?)x)*)([A-Za-z]\w*)(?:,[^<>]*(?:<[^<>]*>)?)?>")
-_ARGUMENT = re.compile(r"(%[\w.]+): (tensor<[^<>]*>)( \{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})?")
-_INT = re.compile(r"(-?\d{1,18})(?: : i\d+)?", re.ASCII)
-_DENSE = re.compile(
-    r'dense<(\[.*\]|-?\d{1,18}|"0x[0-9A-Fa-f]*")?> : tensor<(\d{1,9})x(\d{1,9})xi64>', re.DOTALL
-)
-_MESH_AXIS = re.compile(r'"([^"]*)"=(\d{1,9})')
-_MESH_AXIS_INLINE = re.compile(r'mesh_axis<name = "([^"]*)", size = (\d{1,9})[^<>]*>')
-_PART = r"\((\d{1,9})\)(\d{1,9})"
-_AXIS_REF = re.compile(
-    rf'axis_ref(?:<name = "([^"]*)"(?:, sub_axis_info = {_PART})?|"([^"]*)"(?::{_PART})?)>'
-)
 OPCODES = {
     "dot_general": "dot",
     "custom_call": "custom-call",
     "collective_broadcast": "collective-broadcast",
 }
+COLLECTIVES = (
+    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute",
+    "collective-broadcast",
+)  # fmt: skip
 DIMENSIONS = (
     "all_gather_dim",
     "scatter_dimension",
@@ -72,7 +58,7 @@ class _Op:
     attributes: dict[str, str] = field(default_factory=dict)
     body: str = ""
     types: str = ""
-    inner: list[str] = field(
+    inner: list[_Op] = field(
         default_factory=list
     )  # opcodes of its regions, the last one's return aside
     symbol: str = ""
@@ -112,7 +98,8 @@ class _Parser:
             self._alias()
         if not self.entry:
             at.fail("a function @main")
-        return HloGraph(name, *self.counts.values(), self.ops, self.entry, {}, self.meshes)
+        replicas, partitions = self.counts.values()
+        return HloGraph(name, replicas, partitions, self.ops, self.entry, {}, self.meshes)
 
     def _alias(self) -> None:
         """``#name = …`` on a line of its own."""
@@ -130,7 +117,7 @@ class _Parser:
         if not 1 <= math.prod(self.counts.values()) <= MAX_RANKS:
             self.at.fail_at(start, f"needs 1 to {MAX_RANKS} replicas times partitions")
 
-    def _region(self, computation: str, inner: list[str]) -> None:
+    def _region(self, computation: str, inner: list[_Op]) -> None:
         """Operations up to the brace that closes the region."""
         at = self.at
         at.enter()
@@ -146,14 +133,14 @@ class _Parser:
         self.scopes.pop()
         at.leave()
 
-    def _operation(self, computation: str, inner: list[str]) -> None:
+    def _operation(self, computation: str, inner: list[_Op]) -> None:
         at = self.at
         results = self._results()
         if at.token.kind not in ("word", "string"):
             at.fail("an operation or '}'")
         token = at.take()
         op = _Op(results, token.text.strip('"'), at.line(token.at), token.at)
-        inner.append(op.name)
+        inner.append(op)
         own = computation
         end = self._end()
         if op.name == "func.func":
@@ -228,7 +215,7 @@ class _Parser:
         text = at.balanced()
         tokens = at.tokens[start : at.place]
         if text.startswith(("{", "<{")):
-            op.attributes |= _attributes(text)
+            op.attributes |= attributes.entries(text)
         elif op.name == "func.func" and not op.types and text.startswith("("):
             self._arguments(op, text)
             op.types = "("
@@ -240,8 +227,8 @@ class _Parser:
     def _arguments(self, op: _Op, text: str) -> None:
         """A function's arguments, each with its sharding if it has one."""
         ops = self.ops[op.symbol]
-        for found in _ARGUMENT.finditer(text):
-            types = _array_types(found[2])
+        for found in attributes.ARGUMENT.finditer(text):
+            types = attributes.array_types(found[2])
             sharding = re.search(r"sdy\.sharding = #sdy\.sharding(<@.*?\]>)", found[3] or "")
             ops[found[1]] = HloOp(
                 found[1], "parameter", types, (), op.symbol, op.line,
@@ -277,11 +264,11 @@ class _Parser:
         made = HloOp(
             name=name,
             opcode=opcode,
-            types=_array_types(op.types.rpartition("->")[2]),
+            types=attributes.array_types(op.types.rpartition("->")[2]),
             operands=tuple(self._seen(operand) for operand in op.operands),
             computation=computation,
             line=op.line,
-            operand_types=_array_types(op.types.rpartition("->")[0] or op.types),
+            operand_types=attributes.array_types(op.types.rpartition("->")[0] or op.types),
         )
         ops[name] = self._detail(made, op)
         for result, _ in op.results:
@@ -305,14 +292,14 @@ class _Parser:
                 found = re.search(rf"{word}=\[([\d, ]*)\]x\[([\d, ]*)\]", op.body)
                 for side in (1, 2):
                     text = found[side] if found else ""
-                    ints[f"{'lr'[side - 1]}hs_{key}_dims"] = _numbers(text)
+                    ints[f"{'lr'[side - 1]}hs_{key}_dims"] = attributes.numbers(text)
             if not made.types:
                 self.at.fail_at(op.at, "dot_general needs the types of its operands and result")
         if made.opcode == "transpose":
             found = re.search(r"dims=\[([\d, ]*)\]", op.body)
             if found is None:
                 self.at.fail_at(op.at, "transpose needs dims = [...]")
-            ints["dimensions"] = _numbers(found[1])
+            ints["dimensions"] = attributes.numbers(found[1])
         texts = {}
         if "sdy.sharding" in op.attributes:
             texts["sharding"] = op.attributes["sdy.sharding"]
@@ -321,20 +308,16 @@ class _Parser:
         made = replace(made, ints=ints, texts=texts)
         if made.opcode.removesuffix("-start") not in COLLECTIVES:
             return made
-        inner = [name for name in op.inner if name.startswith("stablehlo.")]
-        reducer = inner[-2].removeprefix("stablehlo.") if len(inner) > 1 else ""
-        if len(inner) > 2:
-            reducer = "+".join(name.removeprefix("stablehlo.") for name in inner[:-1])
         return replace(
             made,
             groups=self._groups(op),
             channel="handle = 0" not in op.attributes.get("channel_handle", "handle = 0"),
             global_ids="use_global_device_ids" in op.attributes,
-            reducer=reducer,
+            reducer=_reducer(op.inner),
         )
 
     def _integer(self, op: _Op, key: str) -> int:
-        found = _INT.fullmatch(op.attributes[key])
+        found = attributes.INT.fullmatch(op.attributes[key])
         if found is None:
             self.at.fail_at(
                 op.at, f"{op.name}: {key} needs an integer, found {op.attributes[key]!r}"
@@ -348,105 +331,26 @@ class _Parser:
             self.at.fail_at(op.at, f"{op.name} needs {key}")
         try:
             if "replica_group_mesh_axes" in text:
-                return self._mesh_groups(text)
-            return _dense(text)
+                return attributes.mesh_groups(text, self.meshes)
+            return attributes.dense_groups(text)
         except ValueError as error:
             self.at.fail_at(op.at, f"{op.name}: {key}: {error}")
 
-    def _mesh_groups(self, text: str) -> Groups:
-        head, _, tail = text.partition("axes = [#")
-        inline = _MESH_AXIS_INLINE.findall(text)
-        if inline:
-            mesh = make_mesh([(name, int(size)) for name, size in inline])
-            if "device_ids" in text:
-                raise ValueError(f"{text[:80]!r}: devices in another order are not read")
-            tail = text.rpartition("axes = [")[2]
-        else:
-            found = re.search(r"mesh = @([\w.$\-]+)", head)
-            if found is None or found[1] not in self.meshes:
-                raise ValueError(f"{head.strip()!r} names no mesh; known: {sorted(self.meshes)}")
-            mesh = self.meshes[found[1]]
-        refs = [
-            AxisRef(a or b, int(c or e or 1), int(d or f or 0))
-            for a, c, d, b, e, f in _AXIS_REF.findall(tail if inline else "#" + tail)
-        ]
-        if len(refs) != text.count("axis_ref"):
-            raise ValueError(f"{text[:80]!r}: an axis reference is not understood")
-        return mesh.groups(refs)
-
     def _mesh(self, op: _Op) -> None:
-        body = op.body.partition("{")[0]
-        devices = re.search(r"device_ids=\[([\d, ]*)\]", body)
-        axes = [(name, int(size)) for name, size in _MESH_AXIS.findall(body)]
         try:
-            ids = _numbers(devices[1]) if devices else None
-            if not axes and ids is not None and len(ids) == 1:
-                return  # one device: shards nothing
-            self.meshes[op.symbol.removeprefix("@")] = make_mesh(axes, ids)
+            mesh = attributes.named_mesh(op.body.partition("{")[0])
         except ValueError as error:
             self.at.fail_at(op.at, f"mesh {op.symbol}: {error}")
+        if mesh is not None:
+            self.meshes[op.symbol.removeprefix("@")] = mesh
 
 
-COLLECTIVES = (
-    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute",
-    "collective-broadcast",
-)  # fmt: skip
-
-
-def _attributes(text: str) -> dict[str, str]:
-    """Entries of ``{key = value, …}`` or ``<{…}>``; a unit attribute has an empty value."""
-    inner = text.strip("<>").strip()[1:-1]
-    parts, depth, start, quoted = [], 0, 0, False
-    for i, c in enumerate(inner):
-        if c == '"' and inner[i - 1 : i] != "\\":
-            quoted = not quoted
-        if quoted:
-            continue
-        if c in "([{<":
-            depth += 1
-        elif c in ")]}" or (c == ">" and inner[i - 1 : i] != "-"):
-            depth -= 1
-        elif c == "," and not depth:
-            parts.append(inner[start:i])
-            start = i + 1
-    parts.append(inner[start:])
-    found = (part.partition("=") for part in parts if part.strip())
-    return {key.strip().strip('"'): value.strip() for key, _, value in found}
-
-
-def _array_types(text: str) -> tuple[ArrayType, ...]:
-    """The types of the arrays in ``text``, those left out whose extents are not known."""
-    found = _TENSOR.findall(text)
-    return tuple(
-        ArrayType(DTYPES.get(dtype, dtype), tuple(int(n) for n in dims.split("x") if n))
-        for dims, dtype in found
-        if "?" not in dims
-    )
-
-
-def _dense(text: str) -> Groups:
-    """``dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>``, one number for all, or bytes in hex."""
-    found = _DENSE.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(f"{text[:60]!r} is no dense table of two dimensions")
-    body, rows, columns = found[1] or "", int(found[2]), int(found[3])
-    if rows * columns > 2 * MAX_RANKS:
-        raise ValueError(f"{rows}x{columns} numbers are more than {MAX_RANKS} ranks need")
-    if body.startswith('"0x'):
-        data = bytes.fromhex(body[3:-1]) if len(body) % 2 == 0 else b""
-        if len(data) not in (8, 8 * rows * columns):
-            raise ValueError(f"{len(data)} bytes are no {rows}x{columns} numbers of 64 bits")
-        flat = list(struct.unpack(f"<{len(data) // 8}q", data))
-    else:
-        flat = [int(n) for n in re.findall(r"-?\d{1,18}", body)]
-    if len(flat) == 1:
-        flat *= rows * columns
-    if len(flat) != rows * columns:
-        raise ValueError(f"{len(flat)} numbers do not fill {rows}x{columns}")
-    cut = [flat[i * columns : (i + 1) * columns] for i in range(rows)]
-    # Groups of different sizes are filled up with -1.
-    return tuple(tuple(rank for rank in row if rank != -1) for row in cut)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in re.findall(r"\d{1,18}", text))
+def _reducer(inner: list[_Op]) -> str:
+    """The one operation of a reducing region, on the region's two arguments; else all of them."""
+    names = [op.name.removeprefix("stablehlo.") for op in inner]
+    if len(inner) == 2 and names[1] == "return":
+        one, end = inner
+        results = [result for result, _ in one.results]
+        if len(set(one.operands)) == 2 == len(one.operands) and end.operands == results:
+            return names[0]
+    return " then ".join(names)

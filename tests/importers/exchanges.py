@@ -6,7 +6,8 @@ import numpy as np
 
 from syncopate_jax.check.execute import execute
 from syncopate_jax.check.verify import verify
-from syncopate_jax.importers.program import RESULT, SOURCE, ImportedCollective
+from syncopate_jax.importers.exchange import RESULT, SOURCE
+from syncopate_jax.importers.program import ImportedCollective
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.passes.expand_collectives import expand_collectives
 

@@ -272,3 +272,28 @@ MALFORMED = [
 def test_malformed_hlo(text: str, message: str) -> None:
     with pytest.raises(FormatError, match=re.escape(message)):
         import_hlo(text)
+
+
+@pytest.mark.parametrize(
+    ("root", "reduce"),
+    [
+        ("ROOT c = f32[] add(a, b)", "sum"),
+        ("ROOT c = f32[] add(b, a)", "sum"),
+        ("ROOT c = f32[] maximum(a, b)", "max"),
+        ("ROOT c = f32[] minimum(a, b)", "minimum"),
+        ("ROOT c = f32[] add(a, a)", "parameter then parameter then add"),
+        ("d = f32[] add(a, b)\n ROOT c = f32[] multiply(d, a)",
+         "parameter then parameter then add then multiply"),
+    ],
+)  # fmt: skip
+def test_reductions_are_what_their_computation_does(root: str, reduce: str) -> None:
+    """Only one operation on the two parameters is a sum or a maximum."""
+    before = f"add {{ a = f32[] parameter(0)\n b = f32[] parameter(1)\n {root}\n}}\n"
+    body = f"  r = f32[4,8] all-reduce(p), to_apply=add, {GROUPS}"
+    found = one(body, before=before)
+    assert found.reduce == reduce
+    if reduce in ("sum", "max"):
+        assert_right(found)
+    else:
+        with pytest.raises(UnsupportedError, match=f"this one by {reduce}"):
+            found.plan()

@@ -205,3 +205,24 @@ def test_two_functions_of_one_name() -> None:
     )
     with pytest.raises(FormatError, match="another name than @f, which a function before has"):
         import_hlo(text)
+
+
+@pytest.mark.parametrize(
+    ("region", "reduce"),
+    [
+        ("%2 = stablehlo.add %a, %b : tensor<f32>", "sum"),
+        ("%2 = stablehlo.maximum %b, %a : tensor<f32>", "max"),
+        ('%2 = "stablehlo.add"(%a, %b) : (tensor<f32>, tensor<f32>) -> tensor<f32>', "sum"),
+        ("%2 = stablehlo.add %a, %a : tensor<f32>", "add then return"),
+        ("%1 = stablehlo.add %a, %b : tensor<f32>\n      %2 = stablehlo.negate %1 : tensor<f32>",
+         "add then negate then return"),
+    ],
+)  # fmt: skip
+def test_reductions_are_what_their_region_does(region: str, reduce: str) -> None:
+    body = (
+        f'    %0 = "stablehlo.all_reduce"(%arg0) <{{{DENSE}, channel_handle = '
+        "#stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids}> ({\n"
+        f"    ^bb0(%a: tensor<f32>, %b: tensor<f32>):\n      {region}\n"
+        "      stablehlo.return %2 : tensor<f32>\n    }) : (tensor<4x8xf32>) -> tensor<4x8xf32>"
+    )
+    assert one(body).reduce == reduce
