@@ -32,7 +32,7 @@ from syncopate_jax.registry import importers
 HEAD = ("name", "logical_mesh_shape")
 REST = ("id_mesh", "stages", "operators", "reshardings", "auto_sharding_log", "solver")
 _LINE = re.compile(r"(\d{1,9}) (.*?)  +(\S.*)")
-_TAIL = re.compile(r"(?: follow \d+)?\s*(?:comm cost: [\d.]+)?\s*$", re.ASCII)
+_TAILS = (re.compile(r"comm cost: [\d.]+$", re.ASCII), re.compile(r" follow \d+$", re.ASCII))
 
 
 def import_alpa(text: str) -> ImportedProgram:
@@ -240,7 +240,7 @@ class _Plan:
                 )
             code.append(found[2])
             name = found[2].removeprefix("ROOT ").partition(" = ")[0]
-            chosen[name.removeprefix("%")] = _TAIL.sub("", found[3])
+            chosen[name.removeprefix("%")] = _strategy_of(found[3])
         else:
             raise FormatError(f"{item.path}: ends within its table; was the log cut?")
         # The table's lines keep their numbers: the module's head is the line of its title.
@@ -359,6 +359,13 @@ def _flat(item: Field, shape: Sequence[int]) -> tuple[int, ...]:
     if len(rows) != shape[0]:
         item.fail(f"a list of {shape[0]}")
     return tuple(n for row in rows for n in _flat(row, shape[1:]))
+
+
+def _strategy_of(text: str) -> str:
+    """The strategy's name without what the table has after it."""
+    for tail in _TAILS:
+        text = tail.sub("", text.rstrip())
+    return text.rstrip()
 
 
 def _words(value: Any) -> str:
