@@ -73,18 +73,16 @@ def _forward(
     """The contraction that uses the result, as which operand, and its dimensions."""
     value = _Value(op, tuple(range(len(made.shape))))
     for _ in range(MAX_STEPS):
-        users = list(_users(graph, uses, value))
+        users = [found for found in _users(graph, uses, value) if not _of_another(found[0], place)]
         if len(users) != 1:
             return None
         user, operand = users[0]
         if user.opcode == "dot":
             return user, operand, value.dims
         if user.opcode == "get-tuple-element":
-            if user.ints.get("index") != (place,):
-                return None
             value = _Value(user, value.dims, value.calls)
             continue
-        dims = _through(value.op, user, value.dims, made)
+        dims = _through(value.op, user, value.dims)
         if user.opcode == "fusion" and len(user.calls) == 1:
             inner = [
                 found
@@ -99,6 +97,11 @@ def _forward(
         else:
             value = _Value(user, dims, value.calls)
     return None
+
+
+def _of_another(user: HloOp, place: int) -> bool:
+    """Whether a use takes another array than the one at ``place`` from a collective of several."""
+    return user.opcode == "get-tuple-element" and user.ints.get("index") != (place,)
 
 
 def _users(graph: HloGraph, uses: Uses, value: _Value) -> Iterator[tuple[HloOp, int]]:
@@ -133,8 +136,6 @@ def _backward(
             root = inner[graph.roots[source.calls[0]]]
             if root.opcode == "dot":
                 return root, dims
-            if root.opcode == "parameter":
-                return None
             source = root
         elif source.opcode == "parameter" and calls:
             caller, calls = calls[-1], calls[:-1]
@@ -146,10 +147,8 @@ def _backward(
         if len(source.operands) != 1:
             return None
         argument = graph.ops[source.computation].get(source.operands[0])
-        if argument is None:
-            return None
-        found = _through(argument, source, None, made)
-        if found is None:
+        found = _through(argument, source, None) if argument is not None else None
+        if argument is None or found is None:
             return None
         # ``found`` maps dimensions of the source's result to those of its argument.
         back = {mine: theirs for mine, theirs in enumerate(found) if theirs >= 0}
@@ -165,21 +164,21 @@ def _ndim(op: HloOp) -> int:
     return len(op.types[0].shape) if op.types else 0
 
 
-def _through(
-    source: HloOp, user: HloOp, dims: Dims | None, made: ImportedCollective
-) -> Dims | None:
+def _through(source: HloOp, user: HloOp, dims: Dims | None) -> Dims | None:
     """The dimensions of ``user``'s result, each as one of ``source``'s (or of ``dims``); or None.
 
     -1 stands for one that is made of several or of a part.
     """
-    if user.opcode in SAME or user.opcode.endswith("-done"):
-        found: Sequence[int] = range(len(user.types[0].shape)) if user.types else ()
+    if len(user.types) != 1 or not source.types:
+        return None
+    before, after = source.types[-1].shape, user.types[0].shape
+    if user.opcode.endswith("-done") or (user.opcode in SAME and before == after):
+        found: Sequence[int] = range(len(after))
     elif user.opcode == "transpose":
         found = user.ints.get("dimensions", ())
-    elif user.opcode in RESHAPES and user.types and source.types:
-        before, after = source.types[-1].shape, user.types[0].shape
-        if source.opcode in ("all-gather", "all-to-all"):
-            before = made.result
+        if sorted(found) != list(range(len(before))) or after != tuple(before[i] for i in found):
+            return None
+    elif user.opcode in RESHAPES:
         found = _reshaped(before, after)
     else:
         return None
@@ -220,9 +219,9 @@ def _derived(
     if (made.concat_axis >= 0 and not gather) or (made.split_axis >= 0 and not scatter):
         return None
     members = made.members
-    places = {"lhs": shapes[0], "rhs": shapes[1], "out": dot.types[0].shape}
-    shape = list(places[place])
-    if len(shape) != len(letters):
+    sizes = dict(zip(lhs + rhs, (*shapes[0], *shapes[1]), strict=True))
+    shape = [sizes[letter] for letter in letters]
+    if [one.shape for one in dot.types] != [tuple(sizes[letter] for letter in out)]:
         return None
     if place != "out":  # the contraction sees the array after the exchange
         for letter, up in ((gather, False), (scatter, True)):
@@ -245,6 +244,4 @@ def _operand_shape(graph: HloGraph, dot: HloOp, at: int) -> tuple[int, ...]:
     if len(dot.operand_types) == len(dot.operands):
         return dot.operand_types[at].shape
     source = graph.ops[dot.computation].get(dot.operands[at])
-    if source is None or not source.types:
-        return ()
-    return source.types[-1 if source.opcode.endswith("-start") else 0].shape
+    return source.types[-1].shape if source is not None and source.types else ()

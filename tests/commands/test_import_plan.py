@@ -55,6 +55,14 @@ def test_writes_plans(
         assert plan.has_collectives() == (how == "direct")
 
 
+def test_says_what_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run(capsys, "mercury", RING, "--out", tmp_path)
+    assert code == 0
+    ring, scatter = out.splitlines()[-2:]
+    assert ring == f"{tmp_path / '000_x_ring.0.json'}: 000_x_ring.0, 4 ranks, 16 operations"
+    assert scatter.endswith(": 001_part_reduce_scatter.1, 4 ranks, 4 operations")
+
+
 def test_a_ring_stays_one_unless_another_template_is_chosen(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -149,6 +149,20 @@ def test_scalars_and_types_that_plans_lack() -> None:
         odd.plan()
 
 
+def test_computations_with_properties_and_branches() -> None:
+    before = ADD.replace("}\n", '}, execution_thread="main"\n')
+    body = (
+        "  i = s32[] constant(1)\n  r = f32[4,8] conditional(i, p, p), "
+        "branch_computations={%add, add}, sharding={replicated}"
+    )
+    assert import_hlo(module(body, before=before)).collectives == ()
+
+
+def test_a_sharding_of_a_collective_is_kept() -> None:
+    body = f"  r = f32[4,8] all-reduce(p), to_apply=add, {GROUPS}, sharding={{manual}}"
+    assert dict(one(body).notes)["sharding"] == "{manual}"
+
+
 def test_what_no_plan_expresses_is_listed_with_the_reason() -> None:
     found = import_hlo(module("  t = token[] after-all()\n  r = f32[4] recv(t), channel_id=3"))
     assert found.skipped == (("r", "sends and receives name no partner in the text"),)
@@ -186,6 +200,19 @@ def test_a_gather_before_a_contraction(between: str, wanted: str) -> None:
     assert pair(other + GATHER + between) == f"all_gather_matmul {wanted}"
 
 
+def test_a_gather_of_several_arrays_before_a_contraction() -> None:
+    """Each array of the collective has users of its own."""
+    body = (
+        "  k = f32[8,8] constant({...})\n"
+        f"  g = (f32[8,8], f32[8,8]) all-gather(p, p), dimensions={{0}}, {GROUPS}\n"
+        "  a = f32[8,8] get-tuple-element(g), index=0\n"
+        "  b = f32[8,8] get-tuple-element(g), index=1\n"
+        f"  r = f32[8,8] dot(b, k), {DOT}\n  s = f32[8,8] add(a, a)"
+    )
+    first, second = import_hlo(module(body)).collectives
+    assert (first.operator, second.operator) == ("", "all_gather_matmul")
+
+
 @pytest.mark.parametrize(
     "between",
     [
@@ -195,9 +222,18 @@ def test_a_gather_before_a_contraction(between: str, wanted: str) -> None:
         "rhs_contracting_dims={0}",
         "  t = f32[64] reshape(g)\n  u = f32[8,8] reshape(t)\n  r = f32[8,8] dot(u, g2), " + DOT,
         "  ROOT r = f32[8,8] copy(g)",
+        "  t = f32[8,4] copy(g)\n  r = f32[8,8] dot(t, g2), " + DOT,
+        "  t = f32[8,8] transpose(g), dimensions={0,0}\n  r = f32[8,8] dot(t, g2), " + DOT,
+        "  r = f32[9,8] dot(g, g2), " + DOT,
+        "  r = f32[8,8] dot(g, g2), lhs_contracting_dims={1}, rhs_contracting_dims={7}",
+        "\n".join(["  c0 = f32[8,8] copy(g)",
+                   *(f"  c{i} = f32[8,8] copy(c{i - 1})" for i in range(1, 70)),
+                   "  r = f32[8,8] dot(c69, g2), " + DOT]),
     ],
-    ids=["used twice", "sum between", "dimension cut", "dimensions merged", "no contraction"],
-)
+    ids=["used twice", "sum between", "dimension cut", "dimensions merged", "no contraction",
+         "a copy of another shape", "no transposition", "a product of another shape",
+         "no such dimension", "too far"],
+)  # fmt: skip
 def test_decoys(between: str) -> None:
     assert pair("  g2 = f32[8,8] constant({...})\n" + GATHER + between) == ""
 
@@ -248,6 +284,9 @@ MALFORMED = [
      "replica groups: rank 4 is none of the 4 ranks"),
     (module("  r = f32[4,8] all-reduce(p), to_apply=add, use_global_device_ids=maybe"),
      "true or false before this, found 'maybe'"),
+    (module("  t = () tuple()\n  r = f32[4,8] all-reduce(t), to_apply=add"),
+     "operand t has no array"),
+    ("HloModule m\nStackFrames\n1 x", "line 3, column 3: found 'x', needs a bracket"),
     (module("  r = f32[4,8] collective-permute(p)"), "needs source_target_pairs"),
     (module("  r = f32[4,8] collective-permute(p), source_target_pairs={{0,1}}"),
      "target 4 is none of the 4 ranks"),

@@ -49,6 +49,13 @@ def test_a_double_ring_completes_the_inner_ring_before_a_step_of_the_outer() -> 
     assert receivers == [2] * 4 + [1] * 4 + [2] * 4
 
 
+def test_other_ways_to_print_the_same() -> None:
+    """NumPy's integers, and a target that is Python code."""
+    plain = import_mercury(text("ring"))
+    numpy = re.sub(r"size=16, min", "size=np.int64(16), min", text("ring"), count=1)
+    assert import_mercury(numpy.replace("_y = y", "PyNode(_y) = y")) == plain
+
+
 def test_reductions() -> None:
     gather, scatter = import_mercury(text("reduce_ring")).collectives
     assert (gather.kind, gather.shape) == ("all_gather", (2, 16, 8))
@@ -210,6 +217,8 @@ PRINTED = [
     (sub(r"= _acc \[\]", "= _acc"), "the rings in '[' and ']', last on the line"),
     (sub(r"= _acc \[\]", "= _acc [] x"), "found 'x', needs the end of the line"),
     (sub(r"z\[(.*)\] = _acc \[\]", r"z = _acc []"), "'_acc' is no buffer"),
+    (sub("_x = x", "_x = x + x"), "found '+', needs '[' and what is indexed"),
+    (sub(r"size=16", "size=PyNode(n)"), "line 6: needs size=N, an integer of at least 1"),
     (sub(r"PyNode\(_acc = None\)", "1 + 2"), "an axis, a buffer, a grid, a load, a store"),
     (sub(r"\[0\]", "[0, 0]", "all_reduce", 9), "has no different dimensions [0, 0]"),
     (sub(r"with shard_dim=\[0\]", "with shard_dim=[1]", "all_reduce"),

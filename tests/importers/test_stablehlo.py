@@ -63,6 +63,18 @@ def test_printed_groups(groups: str, wanted: object) -> None:
 DENSE = "replica_groups = dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>"
 
 
+def test_aliases_around_the_module_and_one_device() -> None:
+    head = '#loc = loc("f.py":1:1)\n' + HEAD.replace("partitions = 4", "partitions = 1")
+    body = gather("replica_groups = dense<0> : tensor<1x1xi64>", out="4x8")
+    found = program(body + " loc(#loc)", head=head)
+    assert [one.groups for one in found.collectives] == [((0,),)]
+    text = (
+        f"{head}  func.func @main(%arg0: tensor<f32>) -> tensor<f32> {{\n"
+        "    return %arg0 : tensor<f32>\n  }\n}\n#loc1 = loc(unknown)\n"
+    )
+    assert import_hlo(text).collectives == ()
+
+
 def test_a_mesh_on_devices_in_another_order() -> None:
     mesh = '  sdy.mesh @mesh = <["d"=2, "t"=2], device_ids=[0, 2, 1, 3]>\n'
     body = gather(
@@ -110,6 +122,22 @@ def test_contractions_between_shardings() -> None:
     assert [str(derived) for _, derived in found.contractions] == ["[all_reduce out over t + dot]"]
     assert [one.operator for one in found.collectives] == ["matmul_all_reduce"]
     assert_right(found.collectives[0])
+
+
+def test_a_contraction_s_own_sharding() -> None:
+    own = '{sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"d"}, {}]>]>}'
+    body = constrained('{"d"}, {"t"}', '{"t"}, {}', "{}, {}").splitlines()[:3]
+    found = program("\n".join(body).replace("[1] x [0] :", f"[1] x [0] {own} :"))
+    assert [str(derived) for _, derived in found.contractions] == ["[all_reduce out over t + dot]"]
+
+
+def test_shardings_over_two_meshes_or_in_words() -> None:
+    body = constrained('{"d"}, {}', "{}, {}", '{"d"}, {}')
+    meshes = MESH + MESH.replace("@mesh", "@other")
+    mixed = program(body.replace("%arg1 <@mesh", "%arg1 <@other"), mesh=meshes)
+    assert mixed.skipped[0][1].startswith("its shardings are over meshes mesh, other, mesh")
+    words = program(body.replace('%2 <@mesh, [{"d"}, {}]>', "%2 <@mesh, everything>"))
+    assert words.skipped[0][1].startswith("sharding '<@mesh, everything>' is not understood")
 
 
 @pytest.mark.parametrize(
