@@ -21,12 +21,8 @@ from syncopate_jax.registry import importers
 from tests.importers.exchanges import assert_right
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-CASES = [
-    (name, path)
-    for name in importers.names()
-    if isinstance(importers.get(name), Reader)
-    for path in sorted((FIXTURES / name).iterdir())
-]
+READERS = [name for name in importers.names() if isinstance(importers.get(name), Reader)]
+CASES = [(name, path) for name in READERS for path in sorted((FIXTURES / name).glob("*"))]
 IDS = [f"{name}-{path.name}" for name, path in CASES]
 # The longest a file of this size may take, on a busy machine: none may hang.
 SECONDS = 20.0
@@ -117,6 +113,11 @@ def fuzz(name: str, path: Path, count: int, seed: int) -> int:
 class ImporterConformance:
     """The suite, run once for each fixture."""
 
+    @pytest.mark.parametrize("name", READERS)
+    def test_has_fixtures_and_says_what_it_reads(self, name: str) -> None:
+        assert sum(other == name for other, _ in CASES) >= 2
+        assert importers.get(name).reads
+
     @pytest.mark.parametrize(("name", "path"), CASES, ids=IDS)
     def test_plans_are_right(self, name: str, path: Path) -> None:
         program = importers.get(name)(path.read_text(encoding="utf-8"))
@@ -157,7 +158,7 @@ class ImporterConformance:
     def test_many_faulty_files_give_no_wrong_plan(self, name: str, path: Path) -> None:
         assert fuzz(name, path, 1500, seed=2) > 0
 
-    @pytest.mark.parametrize("name", sorted({name for name, _ in CASES}))
+    @pytest.mark.parametrize("name", READERS)
     def test_nonsense_is_refused(self, name: str) -> None:
         path = next(path for other, path in CASES if other == name)
         good = path.read_text(encoding="utf-8")
