@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tests.mosaic_interpreter.memory import Barrier, Buffer, Counter, Remote
+from tests.mosaic_interpreter.regions import Region
 from tests.mosaic_interpreter.turns import Turns
 from tests.mosaic_interpreter.views import Access, Actor, Box, Knowledge, View, learn
 
@@ -55,6 +56,15 @@ class Grid:
                 raise AssertionError(f"peer address {address}: {name} has {self.mesh[name]}")
             number = number * self.mesh[name] + int(at)
         return number
+
+
+@dataclass(frozen=True, slots=True)
+class By:
+    """Who accesses: the ``count``-th access of an actor, in words."""
+
+    actor: Actor
+    count: int
+    words: str
 
 
 @dataclass(slots=True)
@@ -110,13 +120,20 @@ class Warpgroup:
         name = f"counter {list(index)} of device {ref.device}"
         return counters.setdefault((ref.key, index), Counter(name))
 
-    def own_access(self, buffer: Buffer, writes: bool, box: Box, words: str) -> None:
-        """A load or store by the warpgroup's threads."""
-        actor = self.actor("threads")
+    def load(self, buffer: Buffer, region: Region, words: str) -> np.ndarray:
+        """A load by the warpgroup's threads."""
+        found = self.machine.read(buffer, region, self._own(words), self.knowledge.generic)
+        self.knowledge.generic[self.actor("threads")] = self.counts["threads"]
+        return found
+
+    def store(self, buffer: Buffer, region: Region, value: np.ndarray, words: str) -> None:
+        """A store by the warpgroup's threads."""
+        self.machine.write(buffer, region, value, self._own(words), self.knowledge.generic)
+        self.knowledge.generic[self.actor("threads")] = self.counts["threads"]
+
+    def _own(self, words: str) -> By:
         self.counts["threads"] += 1
-        count = self.counts["threads"]
-        self.machine.access(buffer, actor, count, writes, box, words, self.knowledge.generic)
-        self.knowledge.generic[actor] = count
+        return By(self.actor("threads"), self.counts["threads"], words)
 
     def released(self) -> View:
         """What a signal by one thread of this warpgroup makes known."""
@@ -177,26 +194,43 @@ class Machine:
         for device in self.devices:
             yield from device.warpgroups
 
-    def access(
-        self,
-        buffer: Buffer,
-        actor: Actor,
-        count: int,
-        writes: bool,
-        box: Box,
-        words: str,
-        view: View,
+    def read(self, buffer: Buffer, region: Region, by: By, view: View) -> np.ndarray:
+        """What a region holds; the read is recorded."""
+        self._report(self._record(buffer, region.box, False, by, view), buffer, by)
+        return region.read(buffer.array)
+
+    def write(
+        self, buffer: Buffer, region: Region, value: np.ndarray, by: By, view: View
     ) -> None:
-        """Records an access and the races it is in."""
+        """Stores and records; to write what another write has put there is no race with it.
+
+        The last piece of a chunk is copied so that it ends where the chunk does: it writes some
+        elements a second time.
+        """
+        against = self._record(buffer, region.box, True, by, view)
+        before = buffer.array.copy() if against else buffer.array
+        region.write(buffer.array, value)
+
+        def changed(other: Access) -> bool:
+            pairs = zip(region.box, other.box, strict=True)
+            both = tuple(slice(max(a[0], b[0]), min(a[1], b[1])) for a, b in pairs)
+            return before[both].tobytes() != buffer.array[both].tobytes()
+
+        against = [other for other in against if not other.writes or changed(other)]
+        self._report(against, buffer, by)
+
+    @staticmethod
+    def _record(buffer: Buffer, box: Box, writes: bool, by: By, view: View) -> list[Access]:
         if any(lo >= hi for lo, hi in box):
-            return
-        access = Access(actor, count, writes, box, words)
-        for other in buffer.history.add(access, view):
-            if len(self.races) < RACES_KEPT:
-                where = list(map(list, box))
-                self.races.append(
-                    f"{buffer.name} {where}: {words} is unordered with {other.words}"
-                )
+            return []
+        return buffer.history.add(Access(by.actor, by.count, writes, box, by.words), view)
+
+    def _report(self, against: list[Access], buffer: Buffer, by: By) -> None:
+        for other in against[: RACES_KEPT - len(self.races)]:
+            where = list(map(list, other.box))
+            self.races.append(
+                f"{by.words} is unordered with {other.words}, of {buffer.name} {where}"
+            )
 
     def end(self, warpgroup: Warpgroup) -> None:
         """A warpgroup has done; the last of a device ends its part of the launch."""
@@ -220,7 +254,8 @@ class Machine:
         for buffer in device.buffers.values():
             box = tuple((0, n) for n in buffer.array.shape)
             words = f"the end of the launch on device {device.number}"
-            self.access(buffer, ("end", words), 1, True, box, words, view)
+            by = By(("end", words), 1, words)
+            self._report(self._record(buffer, box, True, by, view), buffer, by)
         held = list(device.buffers.values())[self._num_inputs :]
         device.results = [buffer.array.copy() for buffer in held]
 

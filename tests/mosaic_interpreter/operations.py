@@ -15,7 +15,7 @@ from jax._src.state import primitives as state_primitives
 
 from tests.mosaic_interpreter import arithmetic, inline
 from tests.mosaic_interpreter.evaluate import Evaluator, handles
-from tests.mosaic_interpreter.machine import load_actor
+from tests.mosaic_interpreter.machine import By, load_actor
 from tests.mosaic_interpreter.memory import Barrier, Buffer, Remote
 from tests.mosaic_interpreter.regions import Region
 from tests.mosaic_interpreter.views import Knowledge, learn
@@ -42,29 +42,29 @@ def _device(ev: Evaluator, address: Any, kind: Any) -> int:
     return ev.warpgroup.machine.grid.device(address, of=ev.warpgroup.device.number)
 
 
-def _own(ev: Evaluator, eqn: Any, ref: Any, transforms: Any, writes: bool) -> tuple[Buffer, Region]:
-    """A place that the warpgroup's threads load from or store to."""
-    buffer, region = place(ev, ref, transforms)
-    words = ev.words(eqn, "a store" if writes else "a load")
+def _inside(ev: Evaluator, eqn: Any, what: str, ref: Any, leaves: Sequence[Any]) -> Any:
+    """Buffer, region and words of what the warpgroup's threads load or store."""
+    buffer, region = place(ev, ref, jax.tree.unflatten(eqn.params["tree"], leaves))
+    words = ev.words(eqn, what)
     if not region.inside:
         raise IndexError(f"{words} is outside of {buffer.name} {buffer.array.shape}: {region}")
-    ev.warpgroup.own_access(buffer, writes, region.box, words)
-    return buffer, region
+    return buffer, region, words
 
 
 @handles(state_primitives.get_p, gpu_primitives.load_p)
 def get(ev: Evaluator, eqn: Any, given: list[Any]) -> Sequence[Any]:
     ref, *leaves = given
-    buffer, region = _own(ev, eqn, ref, jax.tree.unflatten(eqn.params["tree"], leaves), False)
-    return [arithmetic.plain(region.read(buffer.array), eqn.outvars[0].aval)]
+    found = ev.warpgroup.load(*_inside(ev, eqn, "a load", ref, leaves))
+    return [arithmetic.plain(found, eqn.outvars[0].aval)]
 
 
 @handles(state_primitives.swap_p, _optional("store_p"))
 def swap(ev: Evaluator, eqn: Any, given: list[Any]) -> Sequence[Any]:
+    """A store; what was there before is taken by none of the kernels."""
     ref, value, *leaves = given
-    buffer, region = _own(ev, eqn, ref, jax.tree.unflatten(eqn.params["tree"], leaves), True)
+    buffer, region, words = _inside(ev, eqn, "a store", ref, leaves)
     before = region.read(buffer.array)
-    region.write(buffer.array, value)
+    ev.warpgroup.store(buffer, region, value, words)
     return [arithmetic.plain(before, var.aval) for var in eqn.outvars]
 
 
@@ -193,13 +193,11 @@ def copy_gmem_to_smem(ev: Evaluator, eqn: Any, given: list[Any]) -> Sequence[Any
     target, put = place(ev, dst, jax.tree.unflatten(trees[1], leaves[first:second]))
     barrier = _barrier(barriers, params["barrier_transforms_treedef"], leaves[second:])
     barrier.loads += 1
-    actor, count, known = load_actor(barrier), barrier.loads, wg.knowledge
-    words = ev.words(eqn, "a copy to shared memory")
-    wg.machine.access(source, actor, count, False, taken.box, words, known.gmem)
-    wg.machine.access(target, actor, count, True, put.box, words, known.smem)
-    put.write(target.array, taken.read(source.array))
+    known = wg.knowledge
+    by = By(load_actor(barrier), barrier.loads, ev.words(eqn, "a copy to shared memory"))
+    wg.machine.write(target, put, wg.machine.read(source, taken, by, known.gmem), by, known.smem)
     brought = known.copy()
-    brought.complete(actor, count)
+    brought.complete(by.actor, by.count)
     _arrive(ev, barrier, brought)
     return []
 
@@ -216,11 +214,10 @@ def copy_smem_to_gmem(ev: Evaluator, eqn: Any, given: list[Any]) -> Sequence[Any
     source, taken = place(ev, src, jax.tree.unflatten(trees[0], leaves[:first]))
     target, put = place(ev, dst, jax.tree.unflatten(trees[1], leaves[first:]))
     wg.counts["store"] += 1
-    count, known, words = wg.counts["store"], wg.knowledge, ev.words(eqn, "a copy to GMEM")
-    machine = wg.machine
-    machine.access(source, wg.actor("store read"), count, False, taken.box, words, known.smem)
-    machine.access(target, wg.actor("store"), count, True, put.box, words, known.gmem)
-    put.write(target.array, taken.read(source.array))
+    count, words = wg.counts["store"], ev.words(eqn, "a copy to GMEM")
+    reads, writes = (By(wg.actor(kind), count, words) for kind in ("store read", "store"))
+    value = wg.machine.read(source, taken, reads, wg.knowledge.smem)
+    wg.machine.write(target, put, value, writes, wg.knowledge.gmem)
     return []
 
 
@@ -259,9 +256,9 @@ def wgmma(ev: Evaluator, eqn: Any, given: list[Any]) -> Sequence[Any]:
         if not isinstance(ref, Buffer):
             raise NotImplementedError(f"{words}: an operand in registers")
         buffer, region = place(ev, ref, transforms)
-        actor, count = wg.actor("product"), wg.counts["product"]
-        wg.machine.access(buffer, actor, count, False, region.box, words, wg.knowledge.smem)
-        operands.append(region.read(buffer.array).astype(np.float32))
+        by = By(wg.actor("product"), wg.counts["product"], words)
+        value = wg.machine.read(buffer, region, by, wg.knowledge.smem)
+        operands.append(value.astype(np.float32))
     region = Region.of(acc.array.shape, acc_transforms)
     region.write(acc.array, region.read(acc.array) + operands[0] @ operands[1])
     return []
