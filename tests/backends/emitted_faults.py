@@ -1,0 +1,113 @@
+"""Faults planted in emitted GPU kernels: in their tables, or in how they wait, fence and publish.
+
+Each is a context in which kernels that are traced have the fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from syncopate_jax.backends import gpu_signals
+from syncopate_jax.backends.gpu_kernel import FusedKernel
+from syncopate_jax.backends.gpu_tables import Layout
+from syncopate_jax.backends.rank_table import Lists
+
+Fault = Callable[[], contextlib.AbstractContextManager[Any]]
+VICTIM = 1  # the rank whose table is changed
+LISTS = ("waits", "k_waits", "e_waits", "op_waits", "exit_waits")
+
+
+def _rows(layout: Layout, lists: Lists, table: np.ndarray) -> np.ndarray:
+    """A rank's rows of ``lists``, as a view into its vector."""
+    start, rows = lists.start.offset, lists.rows
+    points = (rows.offset - start) // lists.start.width
+    count = int(table[start + points - 1])
+    return table[rows.offset : rows.offset + count * rows.width].reshape(count, rows.width)
+
+
+@contextlib.contextmanager
+def _changed_table(change: Callable[[np.ndarray], bool], names: tuple[str, ...]) -> Iterator[None]:
+    """Applies ``change`` to the rows of the victim's first list that has something to change."""
+    done = []
+
+    def changed(kernel: FusedKernel) -> jax.Array:
+        layout = kernel.layout
+        table = layout.table.copy()
+        found = [getattr(layout, name) for name in names]
+        mine = [_rows(layout, lists, table[VICTIM]) for lists in found if not lists.empty]
+        done.append(any(change(rows) for rows in mine if len(rows)))
+        held = jnp.asarray(table)
+        if kernel.launch.folded:
+            return held
+        return held[lax.axis_index(kernel.work.axis_names)][None]
+
+    with mock.patch.object(FusedKernel, "_table", changed):
+        yield
+    assert done and all(done), "the kernel has no place for this fault"
+
+
+def _drop_first(rows: np.ndarray) -> bool:
+    rows[0, -1] = 0
+    return True
+
+
+def _drop_all(rows: np.ndarray) -> bool:
+    rows[:, -1] = 0
+    return True
+
+
+def _wait_for_another(rows: np.ndarray) -> bool:
+    """The last wait becomes the first that is for another counter or another count."""
+    (others,) = np.nonzero(np.any(rows[:, -2:] != rows[-1, -2:], axis=1))
+    if not len(others):
+        return False
+    rows[-1, -2:] = rows[others[0], -2:]
+    return True
+
+
+def missing_wait() -> contextlib.AbstractContextManager[None]:
+    """A rank uses what has not arrived, or what is not free."""
+    return _changed_table(_drop_first, LISTS)
+
+
+def leaves_early() -> contextlib.AbstractContextManager[None]:
+    """A rank ends its launch while peers still use its memory."""
+    return _changed_table(_drop_all, ("exit_waits",))
+
+
+def wrong_chunk() -> contextlib.AbstractContextManager[None]:
+    """A rank waits for a chunk that came before the one it uses."""
+    return _changed_table(_wait_for_another, LISTS)
+
+
+@contextlib.contextmanager
+def signal_before_landing() -> Iterator[None]:
+    """A signal follows copies that have been read, not yet written; and no thread publishes."""
+    only_read = functools.partial(plgpu.wait_smem_to_gmem, wait_read_only=True)
+
+    def wait(n: int, wait_read_only: bool = False) -> None:
+        del wait_read_only
+        only_read(n)
+
+    with (
+        mock.patch.object(plgpu, "wait_smem_to_gmem", wait),
+        mock.patch.object(gpu_signals, "publish", lambda: None),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def missing_fence() -> Iterator[None]:
+    """The copy unit reads without a fence after the wait."""
+    with mock.patch.object(gpu_signals, "fence", lambda: None):
+        yield
