@@ -1,0 +1,53 @@
+"""GPU kernels lower for every number of ranks, both types of the tensor cores, and both gradients.
+
+Without a GPU; ``test_gpu_lowering.py`` looks at what the kernels of one such program are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.backends.test_gpu_lowering import BACKENDS, arrays, brings, lowered, options
+from tests.ops import cases
+from tests.ops.cases import BY_NAME, CASES, Case
+
+PAIRS = [(c, b) for c in CASES for b in BACKENDS if b != "ldst_colocated" or not brings(c)]
+each_pair = pytest.mark.parametrize("case,backend", PAIRS, ids=lambda x: getattr(x, "name", x))
+COUNTS = (1, 2, 4, 8)
+
+
+def check(case: Case, backend: str, ranks: int, dtype: Any) -> None:
+    """The operator is one kernel, and so is each of its two gradients."""
+    fn = cases.sharded(case, cases.ranks_mesh(ranks), **options(backend))
+    x, w, ct = (jax.ShapeDtypeStruct(a.shape, dtype) for a in arrays(ranks))
+    text, found = lowered(fn, x, w)
+    assert found["kernel"] == 1
+    if ranks == 1:
+        assert "nvshmem" not in text  # what Pallas asks for where it has no table of peers
+
+    def gradients(x: jax.Array, w: jax.Array, ct: jax.Array) -> Any:
+        return jax.vjp(fn, x, w)[1](ct)
+
+    if backend != "ldst_colocated":  # which leaves what brings data to tiles to others
+        assert lowered(gradients, x, w, ct)[1]["kernel"] == 2
+
+
+@pytest.mark.parametrize("name", ["gather_x_m", "to_columns"])
+def test_one_rank(name: str) -> None:
+    check(BY_NAME[name], "tma_dedicated", 1, jnp.float16)
+
+
+def test_float16_and_its_gradients() -> None:
+    check(BY_NAME["scatter_m"], "tma_colocated", 4, jnp.float16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("ranks", COUNTS)
+@each_pair
+def test_every_kind(case: Case, backend: str, ranks: int, dtype: Any) -> None:
+    check(case, backend, ranks, dtype)
