@@ -75,9 +75,7 @@ def test_three_ranks_in_pieces(case: Case, backend: str, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sms,communicating", [(3, 1), (5, 2)])
 @each_pair
-def test_several_ctas_of_each_kind(
-    case: Case, backend: str, sms: int, communicating: int
-) -> None:
+def test_several_ctas_of_each_kind(case: Case, backend: str, sms: int, communicating: int) -> None:
     arrays = small(2, "bfloat16", blocks=2)
     found = run(case, backend, 2, arrays, launch=Launch(sms=sms, communicating=communicating))
     assert cases.error(found, cases.exact(*arrays)[0]) < ERROR["bfloat16"]
@@ -121,7 +119,7 @@ def test_gradients(case: Case, backend: str) -> None:
         assert cases.error(np.asarray(one, np.float64), wanted) < ERROR["bfloat16"]
 
 
-# --- planted faults ---------------------------------------------------------------------------------
+# --- planted faults
 
 FAULTS = (
     emitted_faults.missing_wait,
@@ -142,7 +140,7 @@ def has_place(case: Case, backend: str, fault: Callable[[], Any]) -> bool:
         return not (colocated and brings)  # nothing is sent
     if fault is emitted_faults.leaves_early:
         # Elsewhere tiles wait for all that arrives, and nothing is read from afar.
-        return colocated and brings or case.name in ("all_reduce", "to_columns")
+        return (colocated and brings) or case.name in ("all_reduce", "to_columns")
     if fault is emitted_faults.missing_fence and case.name == "to_columns":
         return backend == "tma_dedicated"  # the copy unit reads nothing that was waited for
     return not (fault is emitted_faults.missing_fence and colocated and brings)

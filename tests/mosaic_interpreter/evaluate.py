@@ -37,7 +37,7 @@ class Evaluator:
         self.warpgroup = warpgroup
 
     def run(self, jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
-        """Results of a jaxpr on plain values, references and barriers; its constants may be given."""
+        """Results of a jaxpr on values, references and barriers; constants may be given too."""
         names = [*jaxpr.constvars, *jaxpr.invars]
         if len(arguments) < len(names):
             arguments = [*jaxpr.consts, *arguments]

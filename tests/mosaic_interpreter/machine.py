@@ -199,9 +199,7 @@ class Machine:
         self._report(self._record(buffer, region.box, False, by, view), buffer, by)
         return region.read(buffer.array)
 
-    def write(
-        self, buffer: Buffer, region: Region, value: np.ndarray, by: By, view: View
-    ) -> None:
+    def write(self, buffer: Buffer, region: Region, value: np.ndarray, by: By, view: View) -> None:
         """Stores and records; to write what another write has put there is no race with it.
 
         The last piece of a chunk is copied so that it ends where the chunk does: it writes some

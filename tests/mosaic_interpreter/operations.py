@@ -68,7 +68,7 @@ def swap(ev: Evaluator, eqn: Any, given: list[Any]) -> Sequence[Any]:
     return [arithmetic.plain(before, var.aval) for var in eqn.outvars]
 
 
-# --- barriers ---------------------------------------------------------------------------------------
+# --- barriers
 
 
 def _barrier(array: np.ndarray, tree: Any, leaves: Sequence[Any]) -> Barrier:
@@ -122,7 +122,7 @@ def barrier_arrive_and_wait(ev: Evaluator, eqn: Any, given: list[Any]) -> Sequen
     return barrier_wait(ev, eqn, given)
 
 
-# --- counters ---------------------------------------------------------------------------------------
+# --- counters
 
 
 @handles(primitives.get_global_p)
@@ -177,7 +177,7 @@ def inline_mgpu(ev: Evaluator, eqn: Any, given: list[Any]) -> Sequence[Any]:
     return inline.meaning(eqn.params["mgpu_fn"])(ev.warpgroup, given)
 
 
-# --- the copy unit and the tensor cores -------------------------------------------------------------
+# --- the copy unit and the tensor cores
 
 
 @handles(gpu_primitives.copy_gmem_to_smem_p)

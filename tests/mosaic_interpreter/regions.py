@@ -68,7 +68,7 @@ class Region:
     def inside(self) -> bool:
         """Whether all of it is inside the buffer."""
         found = zip(self.starts, self.sizes, self.shape, strict=True)
-        return all(0 <= lo and lo + size <= n for lo, size, n in found)
+        return all(lo >= 0 and lo + size <= n for lo, size, n in found)
 
     @property
     def empty(self) -> bool:
