@@ -94,7 +94,7 @@ def copy_exchange(only_read: bool) -> Callable[..., None]:
 def test_copies_by_the_copy_unit() -> None:
     x, y = run(copy_exchange(only_read=False))
     np.testing.assert_array_equal(y, np.roll(x, ROWS, axis=0))
-    with pytest.raises(RaceFound, match="end of the launch on device . is unordered with a copy"):
+    with pytest.raises(RaceFound, match=r"end of the launch on device . is unordered with a copy"):
         run(copy_exchange(only_read=True))
 
 
@@ -131,7 +131,7 @@ def test_the_copy_unit_needs_a_fence_after_a_wait() -> None:
         return run_body
 
     assert np.isfinite(run(body(fenced=True))[1]).all()
-    with pytest.raises(RaceFound, match="a copy to shared memory by device . CTA 0 warpgroup 0"):
+    with pytest.raises(RaceFound, match=r"a copy to shared memory by device . CTA 0 warpgroup 0"):
         run(body(fenced=False))
 
 
@@ -205,9 +205,9 @@ def test_phases_that_come_round() -> None:
 
         pl.run_scoped(scope, plgpu.Barrier())
 
-    with pytest.raises(AssertionError, match="waits for phase 1 of barrier .* has completed 2"):
+    with pytest.raises(AssertionError, match=r"waits for phase 1 of barrier .* has completed 2"):
         run(late)
-    with pytest.raises(AssertionError, match="completed phase 4, but device . .* waited for 1"):
+    with pytest.raises(AssertionError, match=r"completed phase 4, but device . .* waited for 1"):
         run(missed)
 
 
@@ -233,7 +233,7 @@ def test_shared_memory_is_committed_before_it_is_copied() -> None:
 
         pl.run_scoped(scope, plgpu.SMEM((ROWS, COLUMNS), jnp.float32))
 
-    with pytest.raises(RaceFound, match="a copy to GMEM .* is unordered with a store by"):
+    with pytest.raises(RaceFound, match=r"a copy to GMEM .* is unordered with a store by"):
         run(body)
 
 
@@ -241,7 +241,7 @@ def test_a_store_outside() -> None:
     def body(x: Any, y: Any, counters: Any, device: Any) -> None:
         y[pl.ds(64 * (device + 1), 128), :] = x[...]
 
-    with pytest.raises(IndexError, match="a store by device . .* is outside of argument 1"):
+    with pytest.raises(IndexError, match=r"a store by device . .* is outside of argument 1"):
         run(body)
 
 
@@ -258,7 +258,7 @@ def test_a_peer_that_is_not_there() -> None:
     def body(x: Any, y: Any, counters: Any, device: Any) -> None:
         plgpu.remote_ref(y, {"t": device + 2})[...] = x[...]
 
-    with pytest.raises(AssertionError, match="peer address .* t has 2"):
+    with pytest.raises(AssertionError, match=r"peer address .* t has 2"):
         run(body)
 
 
