@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from syncopate_jax.errors import UnsupportedError
 from tests.backends.test_gpu_lowering import BACKENDS, arrays, brings, lowered, options
 from tests.ops import cases
 from tests.ops.cases import BY_NAME, CASES, Case
@@ -43,6 +44,21 @@ def test_one_rank(name: str) -> None:
 
 def test_float16_and_its_gradients() -> None:
     check(BY_NAME["scatter_m"], "tma_colocated", 4, jnp.float16)
+
+
+@pytest.mark.parametrize(
+    "tiles,text",
+    [
+        ({"m": 64}, "a warpgroup's part of the 64x256 tile is 32x256; its rows must be a multiple"),
+        ({"n": 48}, r"epilogue_n=64 must be one of .* and divide the 48 columns of a part"),
+        ({"n": 512}, "a warpgroup's part has 512 columns; wgmma has at most 256"),
+    ],
+)
+def test_tiles_that_no_warpgroup_can_compute(tiles: dict[str, int], text: str) -> None:
+    given = options("tma_dedicated") | {"tiles": tiles}
+    fn = cases.sharded(BY_NAME["gather_x_m"], cases.ranks_mesh(2), **given)
+    with pytest.raises(UnsupportedError, match=text):
+        jax.eval_shape(fn, *arrays(2)[:2])
 
 
 @pytest.mark.slow
