@@ -61,6 +61,15 @@ def test_tiles_that_no_warpgroup_can_compute(tiles: dict[str, int], text: str) -
         jax.eval_shape(fn, *arrays(2)[:2])
 
 
+@pytest.mark.parametrize("name", ["scatter_m", "all_reduce"])
+def test_a_tile_larger_than_what_it_is_stored_in(name: str) -> None:
+    """One tile a rank, of which 24 rows would be stored past the rank's block."""
+    fn = cases.sharded(BY_NAME[name], cases.ranks_mesh(2), **options("ldst_colocated"))
+    text = r"tiles of 128 do not divide 104, and a store from registers is not clipped"
+    with pytest.raises(UnsupportedError, match=text):
+        jax.eval_shape(fn, *arrays(2, m=104)[:2])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("ranks", COUNTS)
