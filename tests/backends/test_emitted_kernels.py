@@ -73,6 +73,20 @@ def test_three_ranks_in_pieces(case: Case, backend: str, seed: int) -> None:
 
 
 @pytest.mark.slow
+@each_pair
+def test_edges_that_cut_tiles(case: Case, backend: str) -> None:
+    """In all three dimensions; what a copy would read or write outside is clipped."""
+    arrays = cases.operands(1, 208, 144, 384, "bfloat16")
+    try:
+        found = run(case, backend, 2, arrays, tiles={"m": 128, "n": 128, "k": 64})
+    except UnsupportedError as error:
+        assert backend == "ldst_colocated"
+        assert "do not divide" in str(error)
+        return
+    assert cases.error(found, cases.exact(*arrays)[0]) < ERROR["bfloat16"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("sms,communicating", [(3, 1), (5, 2)])
 @each_pair
 def test_several_ctas_of_each_kind(case: Case, backend: str, sms: int, communicating: int) -> None:
