@@ -14,10 +14,11 @@ from syncopate_jax.backends.interface import Backend, Work
 from syncopate_jax.check.verify import check
 from syncopate_jax.check.verify_schedule import check_schedule
 from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.ir.arguments import MAX_EXTENT, integer
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.axis_map import AxisMap
 from syncopate_jax.kernel.local import PallasKernel
-from syncopate_jax.options import ORDERS, Launch
+from syncopate_jax.options import ORDERS, Launch, is_order
 from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.passes.schedule_plan import schedule_plan
 from syncopate_jax.passes.split_chunks import split_chunks
@@ -60,9 +61,12 @@ def compile(
       InputError: an argument does not fit; UnsupportedError: no backend can do it, with reasons.
     """
     names = mesh.axis_tuple(axis_name, caller="compile")
-    if order not in ORDERS:
+    if not is_order(order):
         raise InputError(f"compile: order needs one of {', '.join(ORDERS)}, found {order!r}")
-    _check_types(kernel, plan, launch)
+    launch = Launch() if launch is None else launch
+    _check_types(kernel=kernel, plan=plan, launch=launch, backend=backend, target=target)
+    split = integer("compile", "split", split, 1)
+    split_axis = integer("compile", "split_axis", split_axis, -MAX_EXTENT)
     axis_map = AxisMap.of(axis_map)
     check(plan)
     plan = expand_collectives(plan)
@@ -70,7 +74,7 @@ def compile(
     space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel))
     axis_map.check(plan, accesses)
     _check_dtypes(plan, axis_map, kernel)
-    launch = _on_device(launch or Launch(), target)
+    launch = _on_device(launch, target)
 
     @functools.cache
     def work(workers: int) -> Work:
@@ -95,13 +99,10 @@ def compile(
     )
 
 
-def _check_types(kernel: object, plan: object, launch: object) -> None:
+def _check_types(**arguments: object) -> None:
     """Raises InputError for an argument that is another kind of thing."""
-    for name, value, wanted in (
-        ("kernel", kernel, PallasKernel),
-        ("plan", plan, Plan),
-        ("launch", launch or Launch(), Launch),
-    ):
+    for name, value in arguments.items():
+        wanted = {"kernel": PallasKernel, "plan": Plan, "launch": Launch}.get(name, str)
         if not isinstance(value, wanted):
             raise InputError(f"compile: {name} needs a {wanted.__name__}, found {value!r}")
 

@@ -123,9 +123,23 @@ def test_arguments_of_other_kinds() -> None:
         fuse(None, plan, {"t": "x"}, axis_name="t")
     with refused("compile: plan needs a Plan, found 'all_gather_ring'"):
         fuse(kernel, "all_gather_ring", {"t": "x"}, axis_name="t")
-    with refused("compile: launch needs a Launch, found 3"):
-        fuse(kernel, plan, {"t": "x"}, axis_name="t", launch=3)
-    for wrong in (None, {"t": 3}, {"t": ("x", 1)}, {"t": ("x", (0,), 1)}):
+    for name, needed in (("launch", "Launch"), ("backend", "str"), ("target", "str")):
+        for value in (3, ["xla"], np.ones(2)):
+            with refused(f"compile: {name} needs a {needed}, found {value!r}"):
+                fuse(kernel, plan, {"t": "x"}, axis_name="t", **{name: value})
+    for value in (3, ["natural"], np.ones(2)):
+        with refused(f"compile: order needs one of natural, grouped, snake, found {value!r}"):
+            fuse(kernel, plan, {"t": "x"}, axis_name="t", order=value)
+    for name in ("split", "split_axis"):
+        for value in (None, 1.5, "1", [1]):
+            with refused(f"compile: {name} must be an integer, found {value!r}"):
+                fuse(kernel, plan, {"t": "x"}, axis_name="t", **{name: value})
+    with refused("compile: split must be in 1..2147483647, found 0"):
+        fuse(kernel, plan, {"t": "x"}, axis_name="t", split=0)
+    for wrong in (
+        None, {"t": 3}, {"t": ("x", 1)}, {"t": ("x", (0,), 1)}, {"t": ("x", ("a", 0))},
+        {"t": ("x", (0.0, 1.0))}, {3: "x"}, {"t": (3, (0, 1))},
+    ):  # fmt: skip
         with refused(
             "axis map: needs {tensor: operand} or {tensor: (operand, dimensions)}, "
             f"found {wrong!r}"
@@ -142,6 +156,12 @@ def test_operands_that_blocks_do_not_fit(backend: str) -> None:
         run(operator, 2, (P("t"), P()), P("t"), random(4, 4), random(2, 1))
     with refused("blocks of s have 2 dimensions, its shape is (4,)"):
         run(operator, 2, (P("t"), P()), P("t"), random(4, 4), random(4))
+
+
+def test_two_tensors_for_one_operand() -> None:
+    kernel, plan = own_kernels.scale(4, 4), own_kernels.gather_plan(2, t=(4, 4), u=(4, 4))
+    with refused("axis map: 2 tensors are bound to operand 'x'; it can be one"):
+        fuse(kernel, plan, {"t": "x", "u": "x"}, axis_name="t")
 
 
 def test_dimensions_that_do_not_fit() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -271,10 +272,21 @@ def test_every_order_of_tiles(order: str) -> None:
     assert cases.error(np.asarray(jax.jit(fn)(x, w)), cases.exact(x, w, ct)[0]) < 1e-6
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 4), (1, 0, 4), (1, 4, 0)])
-def test_empty_operands(shape: tuple[int, int, int]) -> None:
-    x, w = jnp.ones(shape), jnp.ones((shape[-1], 6))
-    fn = cases.sharded(BY_NAME["gather_x_m"], cases.ranks_mesh(2))
-    y, dx, dw = cases.value_and_gradients(fn, x, w, jnp.ones((*shape[:2], 6)))
-    assert y.shape == (*shape[:2], 6) and not y.any()
-    assert dx.shape == shape and dw.shape == w.shape and not dw.any()
+@pytest.mark.parametrize("empty", ["b", "m", "k", "n"])
+@each_case
+def test_empty_operands(case: Case, empty: str) -> None:
+    """What there is of the result is zeros; the gradients are there, and zeros too."""
+    sizes = {"b": 1, "m": 4, "k": 4, "n": 4} | {empty: 0}
+    arrays = cases.operands(*sizes.values())
+    fn = cases.sharded(case, cases.ranks_mesh(2))
+    for found, wanted in zip(
+        cases.value_and_gradients(fn, *arrays), cases.exact(*arrays), strict=True
+    ):
+        chex.assert_trees_all_equal(found, np.zeros_like(wanted))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_an_empty_sum_is_zeros_on_every_rank(check_vma: bool) -> None:
+    fn = cases.sharded(BY_NAME["all_reduce"], cases.ranks_mesh(3), check_vma=check_vma)
+    y = jax.jit(fn)(jnp.ones((1, 2, 0)), jnp.ones((0, 5)))
+    chex.assert_trees_all_equal(y, jnp.zeros((1, 2, 5)))
