@@ -17,6 +17,7 @@ from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.arguments import MAX_EXTENT, integer
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.axis_map import AxisMap
+from syncopate_jax.kernel.frame import frame_box
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.options import ORDERS, Launch, is_order
 from syncopate_jax.passes.expand_collectives import expand_collectives
@@ -120,8 +121,6 @@ def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[st
     for binding in axis_map.bindings:
         if binding.operand not in kernel.operands:
             continue
-        boxes = [g.box for g in plan.goals if g.tensor == binding.tensor]
-        boxes = boxes or [r.box for r in plan.initial if r.tensor == binding.tensor]
         shape = plan.tensor(binding.tensor).shape
         dims = axis_map.dims(binding, len(shape))
         if sorted(dims) != list(range(len(shape))):
@@ -129,8 +128,9 @@ def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[st
                 f"axis map: dims {dims} of tensor {binding.tensor} {shape} must name each of its "
                 f"{len(shape)} dimensions once"
             )
-        extents = [max((box.shape[d] for box in boxes), default=0) for d in range(len(dims))]
-        shapes[binding.operand] = tuple(extents[dims.index(d)] for d in range(len(dims)))
+        lo, hi = frame_box(plan, binding.tensor, write=False)
+        extents = (hi - lo).max(axis=0)
+        shapes[binding.operand] = tuple(int(extents[dims.index(d)]) for d in range(len(dims)))
     return shapes
 
 

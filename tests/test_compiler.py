@@ -12,9 +12,13 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
+from syncopate_jax.compiler import bound_shapes
 from syncopate_jax.compiler import compile as fuse
 from syncopate_jax.errors import InputError, PlanError, UnsupportedError
+from syncopate_jax.kernel.axis_map import AxisMap
+from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
+from syncopate_jax.plans.collective import collective
 from tests.backends import own_kernels
 from tests.check.small_plans import with_column
 from tests.ops import cases
@@ -210,6 +214,16 @@ def test_a_plan_that_does_not_verify() -> None:
     broken = with_column(plan, "dst_rank", 0, 7)
     with pytest.raises(PlanError, match=r"own_gather: .* finding"):
         fuse(own_kernels.scale(4, 4), broken, {"t": "x"}, axis_name="t")
+
+
+def test_shapes_around_all_goals_of_a_rank() -> None:
+    """An all-to-all leaves several boxes on a rank; the kernel's operand holds them all."""
+    plan = expand_collectives(collective(2, (12, 6), kind="all_to_all", dtype="float32"))
+    tensor = plan.goals[0].tensor
+    boxes = [goal.box for goal in plan.goals if goal.rank == 0]
+    assert len(boxes) > 1
+    shapes = bound_shapes(plan, AxisMap.of({tensor: "x"}), own_kernels.scale(12, 6))
+    assert shapes == {"x": (12, max(box.hi[1] for box in boxes))}
 
 
 def test_templates_are_plans_like_others() -> None:

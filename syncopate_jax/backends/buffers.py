@@ -95,7 +95,10 @@ class Buffers:
 
 
 def place_buffers(plan: Plan, axis_map: AxisMap, writes: Iterable[str]) -> Buffers:
-    """Buffers for ``plan``, whose tensors ``axis_map`` binds; ``writes``: the kernel's results."""
+    """Buffers for ``plan``, whose tensors ``axis_map`` binds; ``writes``: the kernel's results.
+
+    Raises InputError if the plan starts from a tensor that is not bound.
+    """
     written = {b.tensor for b in axis_map.bindings if b.operand in set(writes)}
     read = {b.tensor for b in axis_map.bindings} - written
     items, origins = {}, {}
@@ -115,8 +118,20 @@ def place_buffers(plan: Plan, axis_map: AxisMap, writes: Iterable[str]) -> Buffe
             if np.any(goals[0] < goals[1]):
                 items[name, "result"] = Buffer(name, "result", *goals)
         else:
+            _refuse_unbound(plan, name)
             items[name, "result"] = Buffer(name, "result", *_union(goals, _arrivals(plan, name)))
     return Buffers(plan, items, origins)
+
+
+def _refuse_unbound(plan: Plan, tensor: str) -> None:
+    """Raises InputError if ranks start with data of a tensor that is bound to nothing."""
+    for region in plan.initial:
+        if region.tensor == tensor and region.box.size:
+            raise InputError(
+                f"plan {plan.name}: rank {region.rank} starts with {tensor}{region.box}, but the "
+                f"axis map binds {tensor} to no operand or result that could hold it; bind it, or "
+                f"use a plan that starts from what the kernel reads or writes"
+            )
 
 
 def result_tensor(plan: Plan, binding: Binding) -> str:

@@ -227,6 +227,21 @@ class TestBuffers:
         with pytest.raises(InputError, match=re.escape("no buffer for y [0:2, 0:6]; a box must")):
             found.source(0)
 
+    def test_data_that_no_operand_is(self) -> None:
+        plan = plan_of(
+            [push(0, 1, "y[0:2,0:6]", "x[0:2,0:6]")],
+            [],
+            initial=[region(0, "y[0:2,0:6]")],
+            goals=[goal(1, "x[0:2,0:6]", source="y[0:2,0:6]")],
+        )
+        with pytest.raises(
+            InputError,
+            match=re.escape(
+                "plan small: rank 0 starts with y[0:2,0:6], but the axis map binds y to no operand"
+            ),
+        ):
+            buffers.place_buffers(plan, AxisMap.of({"x": "a"}), ())
+
     def test_boxes_that_lie_nowhere(self) -> None:
         work = gathering()
         found = buffers.place_buffers(work.schedule.plan, work.axis_map, ("out",))
