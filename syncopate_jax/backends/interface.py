@@ -30,7 +30,7 @@ interpret_settings: ContextVar[Any] = ContextVar("interpret_settings", default=T
 WHOLE_DEVICE = Launch()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Work:
     """One operator to realise.
 

@@ -57,7 +57,8 @@ def all_gather_matmul(
       InputError: when shapes, dtypes or options do not fit; the message has the numbers.
       MeshError: when ``axis_name`` is not bound by a surrounding ``jax.shard_map``.
     """
-    spec = _SPECS.get((gathered, dimension))
+    asked = (gathered, dimension)
+    spec = _SPECS.get(asked) if all(isinstance(name, str) for name in asked) else None
     if spec is None:
         known = ", ".join(f"{o} along {d}" for o, d in _SPECS)
         raise InputError(

@@ -6,6 +6,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.ops.contraction import contract
@@ -43,7 +44,7 @@ def matmul_like(
 def check_arrays(operator: str, x: jax.Array, w: jax.Array) -> None:
     """Raises InputError unless ``x`` is [..., rows, columns] and ``w`` [rows, columns]."""
     for name, array, least in (("x", x, 2), ("w", w, 2)):
-        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        if not isinstance(array, jax.Array | np.ndarray):
             raise InputError(f"{operator}: {name} must be an array, found {type(array).__name__}")
         if array.ndim < least or (name == "w" and array.ndim != 2):
             wanted = "[rows, columns]" if name == "w" else "[..., rows, columns]"
@@ -62,7 +63,7 @@ def result_dtype(
         return jnp.promote_types(x.dtype, w.dtype)
     try:
         name = jnp.dtype(asked).name
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):  # NumPy reads strings and lists as structures
         name = repr(asked)
     if name not in DTYPES:
         raise InputError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from syncopate_jax.backends.buffers import Buffers, place_buffers, result_tensor
 from syncopate_jax.backends.interface import Backend, Emitted, Work, interpret_settings
@@ -145,7 +146,7 @@ class Operator:
         dtypes = {b.operand: plan.tensor(b.tensor).dtype for b in self.work.axis_map.bindings}
         specs = kernel.in_specs
         for name, spec, x in zip(kernel.operands, specs, operands, strict=True):
-            if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+            if not isinstance(x, jax.Array | np.ndarray):
                 raise InputError(
                     f"{self.name}: operand {name} must be an array, found {type(x).__name__}"
                 )

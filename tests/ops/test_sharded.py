@@ -190,6 +190,9 @@ def test_wrong_arguments() -> None:
         InputError, match=r"contracted dimensions differ: x \(8, 4\) gives 4, w \(12"
     ):
         matmul(x, w.T)
+    for wrong in ("t", 1, ["t"]):
+        with pytest.raises(InputError, match="out_sharding must be a PartitionSpec or NamedShard"):
+            matmul(x, w, out_sharding=wrong)  # type: ignore[arg-type]
     mesh = mesh_of((2,), EXPLICIT)
     with jax.set_mesh(mesh):
         with pytest.raises(
