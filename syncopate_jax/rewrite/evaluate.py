@@ -11,15 +11,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from syncopate_jax.ops import explicit_axes
+from syncopate_jax.ops import explicit_axes, kept
 from syncopate_jax.ops.contraction import contract
 from syncopate_jax.ops.derived import contraction_of
 from syncopate_jax.options import Options
 from syncopate_jax.rewrite import graph as graphs
 from syncopate_jax.rewrite.fusable import refusal
 from syncopate_jax.rewrite.graph import COLLECTIVES, Graph, Node, Value, varying
-from syncopate_jax.rewrite.pairs import Operand, Place, Swap, match
+from syncopate_jax.rewrite.pairs import match
 from syncopate_jax.rewrite.report import Left, Replaced, Report
+from syncopate_jax.rewrite.swaps import Operand, Place, Swap
 from syncopate_jax.rewrite.typed_dots import TypedDot, match_typed
 from syncopate_jax.runtime import custom_call
 
@@ -46,7 +47,7 @@ class Rewriter:
         ``place`` is None outside ``shard_map``.
         """
         program = graphs.read(jaxpr, inline=place is not None)
-        swaps: dict[Node, Swap] = {}
+        swaps: dict[Node, list[Swap]] = {}
         typed: dict[Node, TypedDot] = {}
         gone: set[Node] = set()
         inner: dict[Node, Callable[..., list[Any]]] = {}
@@ -61,19 +62,22 @@ class Rewriter:
             return None
         return _Program(program, swaps, typed, gone, inner, self.options).run
 
-    def _pair(self, node: Node, place: Place, swaps: dict[Node, Swap], gone: set[Node]) -> None:
-        found = match(node, place)
-        if isinstance(found, Swap) and found.dot in gone:
-            found = f"its dot, at {found.dot.source}, is already one operator with another"
+    def _pair(
+        self, node: Node, place: Place, swaps: dict[Node, list[Swap]], gone: set[Node]
+    ) -> None:
+        found = match(node, place, gone)
         if isinstance(found, Swap) and (reason := self._unfusable(found, place)):
             found = reason
         if isinstance(found, str):
             self.left.append(Left(node.name, found, node.source))
             return
-        swaps[found.at] = found
+        swaps.setdefault(found.at, []).append(found)
         gone.update(found.gone)
+        readers = found.kept.readers if found.kept else ()
         self.replaced.append(
-            Replaced(node.name, found.spec, found.axis_names, node.source, found.dot.source)
+            Replaced(
+                node.name, found.spec, found.axis_names, node.source, found.dot.source, readers
+            )
         )
 
     def _typed(self, node: Node, typed: dict[Node, TypedDot], gone: set[Node]) -> None:
@@ -99,6 +103,8 @@ class Rewriter:
         shapes = (swap.lhs.shape, swap.rhs.shape)
         ranks = math.prod(place.sizes[name] for name in swap.axis_names)
         dtypes = (jnp.dtype(swap.dot.inputs[0].aval.dtype), swap.out_dtype)
+        if swap.kept and (reason := kept.refusal(swap.spec, self.options)):
+            return f"others read its result too ({', '.join(swap.kept.readers)}), and {reason}"
         return refusal(swap.spec, shapes, ranks, dtypes, swap.axis_names, self.options)
 
     def _enter(self, node: Node, place: Place | None) -> Function | None:
@@ -170,7 +176,7 @@ def _place(mesh: Any, manual: set[str], tracked: bool) -> Place:
 @dataclass(eq=False, slots=True)
 class _Program:
     graph: Graph
-    swaps: dict[Node, Swap]
+    swaps: dict[Node, list[Swap]]
     typed: dict[Node, TypedDot]
     gone: set[Node]
     inner: dict[Node, Function]
@@ -183,10 +189,10 @@ class _Program:
             return known.get(value, value.known)
 
         for node in self.graph.nodes:
-            if node in self.swaps:
-                with node.context():
-                    outs = [self._operator(self.swaps[node], node.outputs[0], look)]
-            elif node in self.typed:
+            for swap in self.swaps.get(node, ()):
+                with swap.collective.context():
+                    known.update(self._operator(swap, look))
+            if node in self.typed:
                 found = self.typed[node]
                 with node.context():
                     x, w = map(look, found.operands)
@@ -200,19 +206,29 @@ class _Program:
             known.update(zip(node.outputs, outs, strict=True))
         return [look(value) for value in self.graph.outputs]
 
-    def _operator(self, swap: Swap, out: Value, look: Callable[[Value], Any]) -> Any:
+    def _operator(self, swap: Swap, look: Callable[[Value], Any]) -> dict[Value, jax.Array]:
+        """What the operator makes: its result, and what it keeps."""
+
         def operand(of: Operand) -> jax.Array:
             x = look(of.value)
             for step in of.steps:
                 x = step.apply(x, *map(look, step.others))
             return x.reshape(of.shape)
 
-        lhs, rhs = operand(swap.lhs), operand(swap.rhs)
-        x = contract(swap.spec, lhs, rhs, swap.axis_names, self.options, swap.out_dtype)
+        given = (swap.spec, operand(swap.lhs), operand(swap.rhs), swap.axis_names, self.options)
+        if swap.kept is None:
+            x = contract(*given, swap.out_dtype)
+        else:
+            x, whole = kept.contract_and_keep(*given, swap.out_dtype)
         x = x.reshape(swap.shape)
         for step in swap.steps:
             x = step.apply(x, *map(look, step.others))
-        return _typed(x, out)
+        made = {swap.result: _typed(x, swap.result)}
+        if swap.kept is not None:
+            for step in swap.kept.undo:
+                whole = step.apply(whole)
+            made[swap.kept.value] = _typed(whole, swap.kept.value)
+        return made
 
 
 def _typed(x: jax.Array, out: Value) -> jax.Array:

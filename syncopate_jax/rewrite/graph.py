@@ -52,11 +52,18 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One operation of a program, with the equation it came from."""
+    """One operation of a program, with the equation it came from.
+
+    Attributes:
+      eqn: the equation.
+      inputs, outputs: what it reads and makes.
+      index: its place in the program.
+    """
 
     eqn: Any
     inputs: list[Value]
     outputs: list[Value]
+    index: int
 
     @property
     def name(self) -> str:
@@ -130,7 +137,7 @@ def _read(jaxpr: Any, inputs: Sequence[Value], nodes: list[Node], inline: bool) 
         if inline and _worth_inlining(eqn):
             outs = _read(eqn.params["jaxpr"], args, nodes, inline)
         else:
-            node = Node(eqn, args, [Value(v.aval) for v in eqn.outvars])
+            node = Node(eqn, args, [Value(v.aval) for v in eqn.outvars], len(nodes))
             for value in node.outputs:
                 value.node = node
             nodes.append(node)
@@ -152,8 +159,11 @@ def one_use(value: Value) -> str | None:
     """None if one operation reads the value once; else what reads it, as a reason."""
     if len(value.uses) == 1 and value.uses[0] is not None:
         return None
-    if not value.uses:
-        return "nothing reads it"
+    return "nothing reads it" if not value.uses else uses_of(value)
+
+
+def uses_of(value: Value) -> str:
+    """What reads a value, in words."""
     readers = ", ".join(
         "the result of the function" if user is None else user.name for user in value.uses
     )
