@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -12,11 +11,11 @@ from syncopate_jax.rewrite import steps, swaps
 from syncopate_jax.rewrite.graph import Node, Value, one_use
 from syncopate_jax.rewrite.letters import letters
 from syncopate_jax.rewrite.steps import Step
-from syncopate_jax.rewrite.swaps import SUMS, Operand, Place, Swap
+from syncopate_jax.rewrite.swaps import SUMS, Operand, Place, Swap, Taken
 
 
 def after_dot(
-    node: Node, names: tuple[str, ...], ranks: int, place: Place, taken: Set[Node]
+    node: Node, names: tuple[str, ...], ranks: int, place: Place, taken: Taken
 ) -> Swap | str:
     """The operator of a collective and the dot whose result it moves, or why there is none."""
     if node.name == "all_to_all" and node.params["split_axis"] == node.params["concat_axis"]:
@@ -31,6 +30,8 @@ def after_dot(
         user = value.node
         if user is None:
             return "what it moves is not made by a dot here"
+        if user.name in ("add", "add_any") and all(_is_product(x) for x in user.inputs):
+            return f"{user.name} stands between: it sums several dots, an operator has one"
         if len(user.outputs) != 1 or not user.inputs:
             return f"what it moves is made by {user.name}, not by a dot"
         if reason := one_use(value):
@@ -69,7 +70,7 @@ def after_dot(
                 done.insert(0, moved.step)
         gone.insert(0, user)
         value = value_before
-    if user in taken:
+    if user in taken.gone:
         return f"its dot, at {user.source}, is already one operator with another"
     if reason := swaps.unfit(user):
         return reason
@@ -92,3 +93,15 @@ def _carried(node: Node) -> Value:
         if value.node is not None and value.node.name not in ("broadcast_in_dim", "pvary"):
             return value
     return node.inputs[0]
+
+
+def _is_product(value: Value) -> bool:
+    """Whether a value is a dot's result, or a sum of such."""
+    while value.node is not None:
+        name, reads = value.node.name, value.node.inputs
+        if name in ("add", "add_any"):
+            return all(_is_product(read) for read in reads)
+        if name not in (*steps.RESHAPES, *steps.CASTS, "transpose", "convert_element_type"):
+            return name == "dot_general"
+        value = reads[0]
+    return False

@@ -8,7 +8,7 @@ of its weight) one is fused with the collective and the others read what it keep
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jax import lax
@@ -18,7 +18,7 @@ from syncopate_jax.rewrite.graph import COLLECTIVES, Node, Value, uses_of
 from syncopate_jax.rewrite.layout import Layout
 from syncopate_jax.rewrite.letters import letters
 from syncopate_jax.rewrite.steps import Step
-from syncopate_jax.rewrite.swaps import Kept, Operand, Place, Swap
+from syncopate_jax.rewrite.swaps import Kept, Operand, Place, Swap, Taken
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +33,7 @@ class _Path:
 
 
 def before_dot(
-    node: Node, names: tuple[str, ...], ranks: int, place: Place, taken: Set[Node]
+    node: Node, names: tuple[str, ...], ranks: int, place: Place, taken: Taken
 ) -> Swap | str:
     """The operator of a collective and a dot that reads its result, or why there is none."""
     if node.name == "all_to_all" and node.params["split_axis"] == node.params["concat_axis"]:
@@ -96,7 +96,7 @@ def _over(user: Node, path: _Path, names: tuple[str, ...], place: Place) -> _Pat
 
 
 def _by_way_of(
-    user: Node | None, path: _Path, node: Node, exchange: swaps.Exchange, taken: Set[Node]
+    user: Node | None, path: _Path, node: Node, exchange: swaps.Exchange, taken: Taken
 ) -> Swap | str | None:
     """The operator with the dot that ``user`` is or leads to; None if it leads to none.
 
@@ -104,7 +104,6 @@ def _by_way_of(
     transposes.
     """
     shared = path.value
-    first = _first_reader(shared)
     while user is not None and user.name in (*steps.RESHAPES, *steps.CASTS, "transpose"):
         moved = steps.follow(user, user.outputs[0], path.layout, backward=False)
         if isinstance(moved, str):
@@ -118,7 +117,7 @@ def _by_way_of(
         user = result.uses[0]
     if user is None or user.name != "dot_general":
         return None
-    if user in taken:
+    if user in taken.gone:
         return f"its dot, at {user.source}, is already one operator with another"
     if reason := swaps.unfit(user):
         return reason
@@ -129,15 +128,15 @@ def _by_way_of(
     swap = _with(user, side, path, node, exchange)
     if len(shared.uses) == 1:
         return swap
-    if other.node is not None and other.node.index >= first.index and user is not first:
-        return f"the dot's other operand is made after {first.name} has read the result"
+    if reason := taken.unready(other, shared):
+        return f"the dot's other operand {reason}"
     readers = [reader for reader in shared.uses if reader not in swap.gone]
     kept = Kept(
         shared,
         (Step(swaps.reshaper(path.value.aval.shape)), *path.undo),
         tuple("the result of the function" if r is None else r.name for r in readers),
     )
-    return replace(swap, at=first, kept=kept)
+    return replace(swap, kept=kept)
 
 
 def _with(dot: Node, side: int, path: _Path, node: Node, exchange: swaps.Exchange) -> Swap:
@@ -151,14 +150,6 @@ def _with(dot: Node, side: int, path: _Path, node: Node, exchange: swaps.Exchang
         for i, factors in enumerate((spelt.lhs, spelt.rhs))
     ]
     return swaps.make(node, dot, (*path.gone, dot), exchange, spelt, ("lhs", "rhs")[side], operands)
-
-
-def _first_reader(value: Value) -> Node:
-    """The first operation that reads a value; that which makes it, if only the results do."""
-    readers = [reader for reader in value.uses if reader is not None]
-    first: Node | None = min(readers, key=lambda reader: reader.index, default=value.node)
-    assert first is not None
-    return first
 
 
 def _undo(node: Node) -> tuple[Step, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,8 @@ from syncopate_jax.rewrite.fusable import refusal
 from syncopate_jax.rewrite.graph import COLLECTIVES, Graph, Node, Value, varying
 from syncopate_jax.rewrite.pairs import match
 from syncopate_jax.rewrite.report import Left, Replaced, Report
-from syncopate_jax.rewrite.swaps import Operand, Place, Swap
+from syncopate_jax.rewrite.steps import Step
+from syncopate_jax.rewrite.swaps import Operand, Place, Swap, Taken
 from syncopate_jax.rewrite.typed_dots import TypedDot, match_typed
 from syncopate_jax.runtime import custom_call
 
@@ -28,6 +29,7 @@ OPAQUE = ("custom_jvp_call", "custom_vjp_call")
 """Calls with a gradient rule of their own, which a change inside would leave behind."""
 
 Function = Callable[..., list[Any]]
+Known = dict[Value, Any]
 
 
 @dataclass(eq=False, slots=True)
@@ -47,32 +49,28 @@ class Rewriter:
         ``place`` is None outside ``shard_map``.
         """
         program = graphs.read(jaxpr, inline=place is not None)
-        swaps: dict[Node, list[Swap]] = {}
+        taken = Taken()
         typed: dict[Node, TypedDot] = {}
-        gone: set[Node] = set()
         inner: dict[Node, Callable[..., list[Any]]] = {}
         for node in program.nodes:
             if place is not None and node.name in COLLECTIVES:
-                self._pair(node, place, swaps, gone)
+                self._pair(node, place, taken)
             elif place is None and node.name == "dot_general":
-                self._typed(node, typed, gone)
+                self._typed(node, typed, taken.gone)
             elif graphs.bodies(node) and (run := self._enter(node, place)) is not None:
                 inner[node] = run
-        if not swaps and not typed and not inner:
+        if not taken.made and not typed and not inner:
             return None
-        return _Program(program, swaps, typed, gone, inner, self.options).run
+        return _Program(program, taken, typed, inner, self.options).run
 
-    def _pair(
-        self, node: Node, place: Place, swaps: dict[Node, list[Swap]], gone: set[Node]
-    ) -> None:
-        found = match(node, place, gone)
+    def _pair(self, node: Node, place: Place, taken: Taken) -> None:
+        found = match(node, place, taken)
         if isinstance(found, Swap) and (reason := self._unfusable(found, place)):
             found = reason
         if isinstance(found, str):
             self.left.append(Left(node.name, found, node.source))
             return
-        swaps.setdefault(found.at, []).append(found)
-        gone.update(found.gone)
+        taken.add(found)
         readers = found.kept.readers if found.kept else ()
         self.replaced.append(
             Replaced(
@@ -176,59 +174,91 @@ def _place(mesh: Any, manual: set[str], tracked: bool) -> Place:
 @dataclass(eq=False, slots=True)
 class _Program:
     graph: Graph
-    swaps: dict[Node, list[Swap]]
+    taken: Taken
     typed: dict[Node, TypedDot]
-    gone: set[Node]
     inner: dict[Node, Function]
     options: Options
 
     def run(self, *args: Any) -> list[Any]:
         known = dict(zip(self.graph.inputs, args, strict=True))
-
-        def look(value: Value) -> Any:
-            return known.get(value, value.known)
-
         for node in self.graph.nodes:
-            for swap in self.swaps.get(node, ()):
-                with swap.collective.context():
-                    known.update(self._operator(swap, look))
-            if node in self.typed:
-                found = self.typed[node]
-                with node.context():
-                    x, w = map(look, found.operands)
-                    outs = [explicit_axes.product(found.product, *found.specs, x, w)]
-            elif node in self.gone:
-                continue
-            elif node in self.inner:
-                outs = self.inner[node](*map(look, node.inputs))
-            else:
-                outs = node.bind([look(value) for value in node.inputs])
-            known.update(zip(node.outputs, outs, strict=True))
-        return [look(value) for value in self.graph.outputs]
+            made = node.outputs and all(out in known for out in node.outputs)
+            if node not in self.taken.gone and not made:
+                self._make(node, known)
+        self._need(self.graph.outputs, known)
+        return [_look(value, known) for value in self.graph.outputs]
 
-    def _operator(self, swap: Swap, look: Callable[[Value], Any]) -> dict[Value, jax.Array]:
+    def _need(self, values: Sequence[Value], known: Known) -> None:
+        """Makes values, and first what they are made of.
+
+        An operator that keeps what it gathers may stand before operations that its other operand
+        comes from.
+        """
+        stack = list(values)
+        while stack:
+            value = stack[-1]
+            if value in known or value.node is None:
+                stack.pop()
+                continue
+            missing = [x for x in self._reads(value) if x not in known and x.node is not None]
+            if missing:
+                stack += missing
+            elif value in self.taken.made:
+                known.update(self._operator(self.taken.made[value], known))
+            else:
+                self._run(value.node, known)
+
+    def _reads(self, value: Value) -> Sequence[Value]:
+        """What must be known before the value can be made."""
+        if value in self.taken.made:
+            return self.taken.made[value].reads
+        assert value.node is not None
+        found = self.typed.get(value.node)
+        return found.operands if found else value.node.inputs
+
+    def _make(self, node: Node, known: Known) -> None:
+        found = self.typed.get(node)
+        self._need(found.operands if found else node.inputs, known)
+        self._run(node, known)
+
+    def _run(self, node: Node, known: Known) -> None:
+        """An operation of the program whose operands are known."""
+        if node in self.typed:
+            found = self.typed[node]
+            with node.context():
+                x, w = (_look(value, known) for value in found.operands)
+                outs = [explicit_axes.product(found.product, *found.specs, x, w)]
+        else:
+            args = [_look(value, known) for value in node.inputs]
+            outs = self.inner[node](*args) if node in self.inner else node.bind(args)
+        known.update(zip(node.outputs, outs, strict=True))
+
+    def _operator(self, swap: Swap, known: Known) -> Known:
         """What the operator makes: its result, and what it keeps."""
 
+        def take(x: Any, steps: Sequence[Step]) -> Any:
+            for step in steps:
+                x = step.apply(x, *(_look(value, known) for value in step.others))
+            return x
+
         def operand(of: Operand) -> jax.Array:
-            x = look(of.value)
-            for step in of.steps:
-                x = step.apply(x, *map(look, step.others))
+            x: jax.Array = take(_look(of.value, known), of.steps)
             return x.reshape(of.shape)
 
-        given = (swap.spec, operand(swap.lhs), operand(swap.rhs), swap.axis_names, self.options)
-        if swap.kept is None:
-            x = contract(*given, swap.out_dtype)
-        else:
+        with swap.collective.context():
+            given = (swap.spec, operand(swap.lhs), operand(swap.rhs), swap.axis_names, self.options)
+            if swap.kept is None:
+                x = contract(*given, swap.out_dtype)
+                return {swap.result: _typed(take(x.reshape(swap.shape), swap.steps), swap.result)}
             x, whole = kept.contract_and_keep(*given, swap.out_dtype)
-        x = x.reshape(swap.shape)
-        for step in swap.steps:
-            x = step.apply(x, *map(look, step.others))
-        made = {swap.result: _typed(x, swap.result)}
-        if swap.kept is not None:
-            for step in swap.kept.undo:
-                whole = step.apply(whole)
-            made[swap.kept.value] = _typed(whole, swap.kept.value)
-        return made
+            return {
+                swap.result: _typed(take(x.reshape(swap.shape), swap.steps), swap.result),
+                swap.kept.value: _typed(take(whole, swap.kept.undo), swap.kept.value),
+            }
+
+
+def _look(value: Value, known: Known) -> Any:
+    return known.get(value, value.known)
 
 
 def _typed(x: jax.Array, out: Value) -> jax.Array:

@@ -1,7 +1,8 @@
 """A jaxpr as a graph whose values know their uses, with small calls written out in place.
 
 Private parts of JAX in use, read at 0.11.2 and 0.12.0.1, all of them in this file: the source
-lines and name stack of an equation (``source_info_util``) and the context that an equation was
+lines and name stack of an equation (``source_info_util``), the effect of talking along a mesh axis
+(``core.NamedAxisEffect``) and the context that an equation was
 traced in (``JaxprEqn.ctx``), which ``jax.extend.core`` shows but does not let one restore.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+from jax._src import core as jax_core
 from jax._src import source_info_util as jax_source
 from jax.extend import core as extend_core
 
@@ -72,6 +74,11 @@ class Node:
     @property
     def params(self) -> Mapping[str, Any]:
         return self.eqn.params
+
+    @property
+    def side_effects(self) -> bool:
+        """Whether it does more than give results and talk to other ranks."""
+        return any(not isinstance(e, jax_core.NamedAxisEffect) for e in self.eqn.effects)
 
     @property
     def source(self) -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Set
 
 from syncopate_jax.rewrite import steps
 from syncopate_jax.rewrite.after_dots import after_dot
 from syncopate_jax.rewrite.before_dots import before_dot
 from syncopate_jax.rewrite.graph import Node, Value, varying
-from syncopate_jax.rewrite.swaps import SUMS, Place, Swap
+from syncopate_jax.rewrite.swaps import SUMS, Place, Swap, Taken
 
 
-def match(node: Node, place: Place, taken: Set[Node]) -> Swap | str:
+def match(node: Node, place: Place, taken: Taken) -> Swap | str:
     """The operator for a collective and the dot beside it, or why there is none."""
     if node.params.get("axis_index_groups") is not None:
         return "it runs in groups of ranks (axis_index_groups), which no operator does"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
@@ -65,7 +65,6 @@ class Swap:
 
     Attributes:
       collective, dot: the two operations.
-      at: before what it runs: the later of the two, or the first reader of what it keeps.
       gone: the operations that it does the work of.
       result: the value that it gives.
       spec, axis_names, out_dtype, lhs, rhs: the operator, and its operands.
@@ -76,7 +75,6 @@ class Swap:
 
     collective: Node
     dot: Node
-    at: Node
     gone: tuple[Node, ...]
     result: Value
     spec: Contraction
@@ -87,6 +85,49 @@ class Swap:
     shape: tuple[int, ...]
     steps: tuple[Step, ...] = ()
     kept: Kept | None = None
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        """All values that must be there before it runs."""
+        before = [of.value for of in (self.lhs, self.rhs)]
+        every = (*self.lhs.steps, *self.rhs.steps, *self.steps)
+        return (*before, *(value for step in every for value in step.others))
+
+
+@dataclass(eq=False, slots=True)
+class Taken:
+    """What the operators found so far stand for.
+
+    Attributes:
+      gone: the operations that they do the work of.
+      made: which operator gives a value.
+    """
+
+    gone: set[Node] = field(default_factory=set)
+    made: dict[Value, Swap] = field(default_factory=dict)
+
+    def add(self, swap: Swap) -> None:
+        self.gone.update(swap.gone)
+        self.made[swap.result] = swap
+        if swap.kept is not None:
+            self.made[swap.kept.value] = swap
+
+    def unready(self, value: Value, shared: Value) -> str | None:
+        """Why ``value`` cannot be had before anything reads ``shared``; None if it can."""
+        stack, seen = [value], {value}
+        while stack:
+            value = stack.pop()
+            if value is shared:
+                return "is made of the result too"
+            swap, node = self.made.get(value), value.node
+            if node is None:
+                continue
+            if shared.node is not None and node.index > shared.node.index and node.side_effects:
+                return f"is made by {node.name}, whose side effect would come too early"
+            reads = [x for x in (swap.reads if swap else node.inputs) if x not in seen]
+            stack += reads
+            seen.update(reads)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +187,6 @@ def make(
     return Swap(
         collective=node,
         dot=dot,
-        at=gone[-1],
         gone=tuple(gone),
         result=gone[-1].outputs[0],
         spec=spec,

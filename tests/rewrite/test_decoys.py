@@ -124,8 +124,8 @@ def own_gradient(x: jax.Array, w: jax.Array) -> jax.Array:
 NO_DOT = "no dot that reads its result can be one operator with it; it is used"
 DECOYS: dict[Callable[..., Any], str] = {
     used_twice: f"{NO_DOT} 2 times: tanh, slice",
-    needed_by_the_weight: f"{NO_DOT} 2 times: slice, dot_general: the dot's other operand is made "
-    "after slice has read the result",
+    needed_by_the_weight: f"{NO_DOT} 2 times: slice, dot_general: the dot's other operand is "
+    "made of the result too",
     many_readers_behind: f"{NO_DOT} 2 times: transpose, slice: what transpose makes of it has "
     "several readers; it is used 2 times: dot_general, slice",
     dot_used_twice: "the dot's result must go into it alone, but it is used 2 times",
@@ -141,8 +141,8 @@ DECOYS: dict[Callable[..., Any], str] = {
     integers: "no operator multiplies int32 by int32 into int32",
     precise: "its dot asks for precision",
     no_dot: f"{NO_DOT} once: the result of the function",
-    both_operands: f"{NO_DOT} 2 times: transpose, dot_general: the dot's other operand is made "
-    "after transpose has read the result",
+    both_operands: f"{NO_DOT} 2 times: transpose, dot_general: the dot's other operand is "
+    "made of the result too",
     permuted: "no operator does a ppermute",
     largest: "no operator does a pmax",
     own_gradient: "it is inside a custom_vjp_call, whose gradient is a rule of its own",

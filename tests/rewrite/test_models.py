@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from syncopate_jax.rewrite.overlap import overlap
 from tests.rewrite import models
-from tests.rewrite.compare import kinds, loss_of, mesh_of, reasons, same
+from tests.rewrite.compare import kinds, loss_of, mesh_of, reasons, same, same_gradient
 
 GATHER, SCATTER = "all_gather", "reduce_scatter"
 
@@ -44,6 +44,32 @@ def test_megatron_block(check_vma: bool) -> None:
     assert kinds(report) == [GATHER, SCATTER] * 2
     assert report.left == ()
     assert "models.py" in report.replaced[0].source
+
+
+MODELS = {
+    "megatron": (models.megatron_block, models.MEGATRON, models.megatron_params(8, 4, 12), (6, 2)),
+    "fsdp": (models.fsdp_mlp, models.FSDP, models.fsdp_params(8, 12), (4,)),
+    "ulysses": (models.ulysses_attention, models.ULYSSES, models.ulysses_params(8, 4), (6, 2)),
+}
+BOTH_WAYS = {
+    "megatron": [GATHER, SCATTER] * 4,
+    "fsdp": [GATHER, GATHER, SCATTER, SCATTER],
+    "ulysses": ["all_to_all", "all_to_all", "all_reduce", "all_to_all", "all_to_all", "all_reduce"],
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_gradient_is_overlapped(model: str) -> None:
+    """Of the gradient's collectives all are replaced but sums of what no dot made: biases, norms.
+
+    The gather that the backward pass reads again, and the gather of a cotangent that two dots
+    read, are kept by the operator.
+    """
+    body, specs, params, shape = MODELS[model]
+    fn = mapped(body, specs, 2)
+    report = same_gradient(fn, params, tokens(*shape, 8))
+    assert kinds(report) == BOTH_WAYS[model]
+    assert set(reasons(report)) == {"what it moves is made by reduce_sum, not by a dot"}
 
 
 @pytest.mark.slow
