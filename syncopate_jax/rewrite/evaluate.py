@@ -16,6 +16,7 @@ from syncopate_jax.ops.contraction import contract
 from syncopate_jax.ops.derived import contraction_of
 from syncopate_jax.options import Options
 from syncopate_jax.rewrite import graph as graphs
+from syncopate_jax.rewrite import rings
 from syncopate_jax.rewrite.fusable import refusal
 from syncopate_jax.rewrite.graph import COLLECTIVES, Graph, Node, Value, varying
 from syncopate_jax.rewrite.pairs import match
@@ -34,11 +35,18 @@ Known = dict[Value, Any]
 
 @dataclass(eq=False, slots=True)
 class Rewriter:
-    """Rewrites jaxprs, nested ones first, and keeps the account of what it did."""
+    """Rewrites jaxprs, nested ones first, and keeps the account of what it did.
+
+    Attributes:
+      options: of the operators.
+      replaced, left: the account.
+      why: of the body being read and those around it, as in ``rings.Rings``.
+    """
 
     options: Options
     replaced: list[Replaced] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
+    why: dict[str, str] = field(default_factory=dict)
 
     def report(self) -> Report:
         return Report(tuple(self.replaced), tuple(self.left))
@@ -52,30 +60,49 @@ class Rewriter:
         taken = Taken()
         typed: dict[Node, TypedDot] = {}
         inner: dict[Node, Callable[..., list[Any]]] = {}
+        outside = self.why
+        if place is not None:
+            self._rings(program, place, taken)
         for node in program.nodes:
+            if node in taken.gone:
+                continue
             if place is not None and node.name in COLLECTIVES:
                 self._pair(node, place, taken)
             elif place is None and node.name == "dot_general":
                 self._typed(node, typed, taken.gone)
             elif graphs.bodies(node) and (run := self._enter(node, place)) is not None:
                 inner[node] = run
+        self.why = outside
         if not taken.made and not typed and not inner:
             return None
         return _Program(program, taken, typed, inner, self.options).run
 
+    def _rings(self, program: Graph, place: Place, taken: Taken) -> None:
+        found = rings.find(program, place)
+        self.why = {**found.why, **self.why}
+        for swap in found.found:
+            if reason := self._unfusable(swap, place):
+                self.why |= dict.fromkeys(swap.axis_names, reason)
+            else:
+                self._take(swap, taken)
+
     def _pair(self, node: Node, place: Place, taken: Taken) -> None:
+        if node.name == "ppermute":
+            self.left.append(Left(node.name, rings.reason(node, self.why), node.source))
+            return
         found = match(node, place, taken)
         if isinstance(found, Swap) and (reason := self._unfusable(found, place)):
             found = reason
         if isinstance(found, str):
             self.left.append(Left(node.name, found, node.source))
             return
-        taken.add(found)
-        readers = found.kept.readers if found.kept else ()
+        self._take(found, taken)
+
+    def _take(self, swap: Swap, taken: Taken) -> None:
+        taken.add(swap)
+        node, readers = swap.collective, swap.kept.readers if swap.kept else ()
         self.replaced.append(
-            Replaced(
-                node.name, found.spec, found.axis_names, node.source, found.dot.source, readers
-            )
+            Replaced(node.name, swap.spec, swap.axis_names, node.source, swap.dot.source, readers)
         )
 
     def _typed(self, node: Node, typed: dict[Node, TypedDot], gone: set[Node]) -> None:

@@ -3,7 +3,8 @@
 Private parts of JAX in use, read at 0.11.2 and 0.12.0.1, all of them in this file: the source
 lines and name stack of an equation (``source_info_util``), the effect of talking along a mesh axis
 (``core.NamedAxisEffect``) and the context that an equation was
-traced in (``JaxprEqn.ctx``), which ``jax.extend.core`` shows but does not let one restore.
+traced in (``JaxprEqn.ctx``), which ``jax.extend.core`` shows but does not let one restore, and
+``ft_in`` of a ``scan``, the tree of its arguments.
 """
 
 from __future__ import annotations
@@ -186,6 +187,12 @@ def bodies(node: Node) -> dict[str, tuple[Any, ...]]:
         if items and all(isinstance(item, extend_core.Jaxpr) for item in items):
             found[name] = items
     return found
+
+
+def scan_arguments(node: Node) -> tuple[int, int]:
+    """How many of a ``scan``'s arguments are constants, and how many are carried."""
+    constants, carried, _ = node.params["ft_in"].unpack()
+    return len(constants), len(carried)
 
 
 def retrace(fn: Callable[..., list[Any]], jaxpr: Any) -> Any:

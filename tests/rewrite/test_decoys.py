@@ -143,7 +143,7 @@ DECOYS: dict[Callable[..., Any], str] = {
     no_dot: f"{NO_DOT} once: the result of the function",
     both_operands: f"{NO_DOT} 2 times: transpose, dot_general: the dot's other operand is "
     "made of the result too",
-    permuted: "no operator does a ppermute",
+    permuted: "it is no part of a ring that gathers or sums one product",
     largest: "no operator does a pmax",
     own_gradient: "it is inside a custom_vjp_call, whose gradient is a rule of its own",
 }
