@@ -39,11 +39,14 @@ class Rewriter:
 
     Attributes:
       options: of the operators.
+      traced: rewritten bodies of ``jit``, by what they were, for the next call: the same body is
+        compiled once.
       replaced, left: the account.
       why: of the body being read and those around it, as in ``rings.Rings``.
     """
 
     options: Options
+    traced: dict[Any, Any] = field(default_factory=dict)
     replaced: list[Replaced] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     why: dict[str, str] = field(default_factory=dict)
@@ -150,11 +153,19 @@ class Rewriter:
             # Only now: bodies are traced where their mesh axes are bound.
             changed = {}
             for name, pairs in runs.items():
-                new = tuple(j if run is None else graphs.retrace(run, j) for run, j in pairs)
+                new = tuple(j if run is None else self._retrace(run, j, place) for run, j in pairs)
                 changed[name] = new if isinstance(node.params[name], tuple) else new[0]
             return node.bind(args, changed)
 
         return bind
+
+    def _retrace(self, run: Function, jaxpr: Any, place: Place | None) -> Any:
+        """The rewritten body as a jaxpr."""
+        if place is not None:
+            return graphs.retrace(run, jaxpr)
+        if jaxpr not in self.traced:
+            self.traced[jaxpr] = graphs.retrace(run, jaxpr)
+        return self.traced[jaxpr]
 
     def _leave(self, node: Node, place: Place | None) -> None:
         """Accounts for the collectives inside a call that is not entered."""
