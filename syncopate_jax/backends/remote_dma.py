@@ -40,6 +40,7 @@ class RemoteDma:
     name = "remote_dma"
     targets = ("tpu",)
     folds = False
+    keeps_gathered = True
 
     def workers(self, launch: Launch, ranks: int) -> int:
         """One executor, which takes all tiles in order."""
@@ -119,9 +120,13 @@ class _Kernel:
         )(table, *arrays)
         found = dict(zip(free, outs, strict=False))
         made = dict(zip([b.key for b in outputs], outs[len(free) :], strict=True))
+        kept = [b.tensor for b in self.work.axis_map.bindings if b.operand in kernel.operands]
         return [
-            found[name] if name in found else self._trim(layout.results[name], made)
-            for name in kernel.results
+            *(
+                found[n] if n in found else self._trim(layout.results[n], made)
+                for n in kernel.results
+            ),
+            *(self._trim((tensor, "gathered"), made) for tensor in kept if self.work.keep),
         ]
 
     @property

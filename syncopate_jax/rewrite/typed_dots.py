@@ -20,7 +20,7 @@ from syncopate_jax.options import Options
 from syncopate_jax.rewrite.fusable import refusal_of
 from syncopate_jax.rewrite.graph import Node, Value, one_use
 from syncopate_jax.rewrite.letters import formula_of
-from syncopate_jax.rewrite.pairs import unfit
+from syncopate_jax.rewrite.swaps import unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
