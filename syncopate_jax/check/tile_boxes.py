@@ -18,9 +18,11 @@ class TileBoxes:
         lo, hi = frame.access.boxes(space)
         sides = np.concatenate([lo, hi], axis=2).reshape(-1, 2 * lo.shape[2])
         known, which = _distinct(sides)
-        self.lo, self.hi = np.split(known, 2, axis=1)
+        # [d, boxes]: the long axis last, which is the fast one to go along.
+        self.lo, self.hi = np.split(np.ascontiguousarray(known.T), 2)
         self.which = which.reshape(lo.shape[:2])
         self.asked: list[tuple[Array, Array]] = []
+        self._number: dict[bytes, int] = {}
         self._met: dict[int, Array] = {}
         self._tiles: dict[int, Array] = {}
         self._volume: dict[int, int] = {}
@@ -35,10 +37,13 @@ class TileBoxes:
             return []
         low, high = self.frame.to_operand(rank, lo, hi)
         known, which = _distinct(np.concatenate([low, high], axis=1))
-        base = len(self.asked)
-        ndim = low.shape[1]
-        self.asked += [(row[:ndim], row[ndim:]) for row in known]
-        return (base + which).tolist()
+        numbers = []
+        for low, high in zip(*np.split(known[..., None], 2, axis=1), strict=True):
+            number = self._number.setdefault(low.tobytes() + high.tobytes(), len(self.asked))
+            if number == len(self.asked):
+                self.asked.append((low, high))
+            numbers.append(number)
+        return np.array(numbers)[which].tolist()
 
     def tiles(self, box: int) -> Array:
         """Linear tiles that touch a box, at any step."""
@@ -59,7 +64,7 @@ class TileBoxes:
         if box not in self._volume:
             low, high = self.asked[box]
             common = np.minimum(self.hi, high) - np.maximum(self.lo, low)
-            self._volume[box] = int(np.prod(np.maximum(common, 0), axis=1).sum())
+            self._volume[box] = int(np.prod(np.maximum(common, 0), axis=0).sum())
         return max(size - self._volume[box], 0)
 
     def _meet(self, box: int) -> Array:
@@ -67,7 +72,7 @@ class TileBoxes:
         if box not in self._met:
             low, high = self.asked[box]
             common = np.minimum(self.hi, high) > np.maximum(self.lo, low)
-            self._met[box] = common.all(axis=1)[self.which]
+            self._met[box] = common.all(axis=0)[self.which]
         return self._met[box]
 
 
