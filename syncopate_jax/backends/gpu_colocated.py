@@ -63,7 +63,7 @@ class Colocated:
                 f"'tma_colocated'"
             )
         for spec, out in zip(work.kernel.out_specs, work.kernel.out_shape, strict=True):
-            for size, extent in zip(spec.block_shape, out.shape, strict=True):
+            for size, extent in zip(spec.block_shape or (), out.shape, strict=True):
                 if size and extent % size:
                     return (
                         f"{self.name}: tiles of {size} do not divide {extent}, and a store from "
