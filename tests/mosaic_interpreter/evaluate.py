@@ -26,6 +26,19 @@ def handles(*primitives: Any) -> Callable[[Handler], Handler]:
     return register
 
 
+Operands = list[tuple[Any, tuple[Any] | None]]
+"""Variables, or literals with their values."""
+Text = tuple[list[Any], list[tuple[Any, Handler | None, Operands]], Operands]
+"""Variables of the arguments, operations with their handlers, and results."""
+
+
+def _operands(atoms: Sequence[Any]) -> Operands:
+    return [
+        (atom, (arithmetic.plain(atom.val, atom.aval),) if isinstance(atom, core.Literal) else None)
+        for atom in atoms
+    ]
+
+
 class Evaluator:
     """Runs jaxprs with the values of one warpgroup.
 
@@ -38,22 +51,24 @@ class Evaluator:
 
     def run(self, jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
         """Results of a jaxpr on values, references and barriers; constants may be given too."""
-        names = [*jaxpr.constvars, *jaxpr.invars]
+        names, steps, results = self._text(jaxpr)
         if len(arguments) < len(names):
             arguments = [*jaxpr.consts, *arguments]
         values = dict(zip(names, arguments, strict=True))
-
-        def read(var: Any) -> Any:
-            if isinstance(var, core.Literal):
-                return arithmetic.plain(var.val, var.aval)
-            return values[var]
-
-        for eqn in jaxpr.eqns:
-            given = [read(var) for var in eqn.invars]
-            handler = HANDLERS.get(eqn.primitive)
+        for eqn, handler, operands in steps:
+            given = [values[var] if literal is None else literal[0] for var, literal in operands]
             found = handler(self, eqn, given) if handler else arithmetic.evaluate(eqn, given)
             values.update(zip(eqn.outvars, found, strict=True))
-        return [read(var) for var in jaxpr.outvars]
+        return [values[var] if literal is None else literal[0] for var, literal in results]
+
+    def _text(self, jaxpr: Any) -> Text:
+        """A jaxpr with handlers looked up and literals converted, once a launch."""
+        texts = self.warpgroup.machine.texts
+        if id(jaxpr) not in texts:
+            steps = [(e, HANDLERS.get(e.primitive), _operands(e.invars)) for e in jaxpr.eqns]
+            names = [*jaxpr.constvars, *jaxpr.invars]
+            texts[id(jaxpr)] = names, steps, _operands(jaxpr.outvars)
+        return texts[id(jaxpr)]
 
     def words(self, eqn: Any, what: str) -> str:
         """An access in words: what, by whom, at which source line."""

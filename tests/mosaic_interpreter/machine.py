@@ -178,6 +178,7 @@ class Machine:
     ):
         self.grid, self.turns = grid, Turns(seed)
         self.races: list[str] = []
+        self.texts: dict[int, Any] = {}  # of jaxprs, as evaluators prepare them
         self.devices = [Device(number) for number in range(grid.devices)]
         self._num_inputs = len(inputs[0])
         for device, arrays in zip(self.devices, inputs, strict=True):

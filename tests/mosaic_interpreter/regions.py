@@ -76,18 +76,20 @@ class Region:
 
     def read(self, array: np.ndarray) -> np.ndarray:
         """The values; zeros for what is outside, as the copy unit has it."""
-        full = np.zeros(self.sizes, array.dtype)
+        full = np.zeros(self.sizes, _bits(array.dtype))
         if not self.empty:
-            full[self._within()] = array[self._slices()]
-        return np.transpose(full, self._order()).reshape([self.sizes[axis] for axis in self.kept])
+            full[self._within()] = array.view(full.dtype)[self._slices()]
+        seen = np.transpose(full, self._order()).reshape([self.sizes[axis] for axis in self.kept])
+        return seen.copy(order="C").view(array.dtype)
 
     def write(self, array: np.ndarray, value: np.ndarray) -> None:
         """Stores what is inside."""
         order = self._order()
-        spread = np.asarray(value).reshape([self.sizes[axis] for axis in order])
+        bits = np.ascontiguousarray(value, array.dtype).view(_bits(array.dtype))
+        spread = bits.reshape([self.sizes[axis] for axis in order])
         if not self.empty:
             full = np.transpose(spread, np.argsort(order))
-            array[self._slices()] = full[self._within()]
+            array.view(bits.dtype)[self._slices()] = full[self._within()]
 
     def _order(self) -> list[int]:
         return [*self.kept, *(axis for axis in range(len(self.shape)) if axis not in self.kept)]
@@ -98,3 +100,8 @@ class Region:
     def _within(self) -> tuple[slice, ...]:
         found = zip(self.box, self.starts, strict=True)
         return tuple(slice(lo - start, hi - start) for (lo, hi), start in found)
+
+
+def _bits(dtype: np.dtype) -> np.dtype:
+    """Integers as wide as the elements: NumPy moves those fast, bfloat16 one by one."""
+    return np.dtype(f"u{dtype.itemsize}")

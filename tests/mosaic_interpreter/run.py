@@ -94,16 +94,20 @@ def interpreted(seed: int = 0) -> Iterator[Launches]:
     """Mosaic GPU kernels that are traced and run inside are interpreted."""
     launches = Launches(seed)
     token = interpret_settings.set(plgpu.InterpretGPUParams())
-    enter = functools.partial(_enter, launches)
+    _active.append(launches)
     try:
-        with mock.patch.object(replaced, "interpret_pallas_call", enter):
+        with mock.patch.object(replaced, "interpret_pallas_call", _enter):
             yield launches
     finally:
+        _active.remove(launches)
         interpret_settings.reset(token)
 
 
+# The innermost is told. Looked up when a program runs: it may have been compiled for one before.
+_active: list[Launches] = []
+
+
 def _enter(
-    launches: Launches,
     *args: jax.Array,
     jaxpr: Any,
     grid_mapping: Any,
@@ -117,7 +121,7 @@ def _enter(
     if input_output_aliases or grid_mapping.num_index_operands:
         raise NotImplementedError("a kernel with aliased operands or scalar prefetch")
     axes = list(grid.mesh)
-    run = functools.partial(_callback, launches, grid, jaxpr, tuple(out_avals))
+    run = functools.partial(_callback, grid, jaxpr, tuple(out_avals))
     where = [jax.lax.axis_index(name) for name in axes]
     outs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in out_avals]
     return callback.io_callback(run, outs, where, *args, ordered=True)
@@ -138,7 +142,6 @@ def _grid(mesh: Any) -> Grid:
 
 
 def _callback(
-    launches: Launches,
     grid: Grid,
     jaxpr: Any,
     out_avals: Sequence[Any],
@@ -146,7 +149,7 @@ def _callback(
     *args: Any,
 ) -> list[np.ndarray]:
     """Meets the other devices; never raises, because XLA would not come back from it cleanly."""
-    device = 0
+    launches, device = _active[-1], 0
     for at, extent in zip(where, grid.mesh.values(), strict=True):
         device = device * extent + int(at)
     key = id(jaxpr)

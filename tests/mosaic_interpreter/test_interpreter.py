@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from syncopate_jax.backends import gpu_signals
 from tests.mosaic_interpreter import versions
-from tests.mosaic_interpreter.run import RaceFound, run_checked
+from tests.mosaic_interpreter.run import RaceFound, interpreted, run_checked
 from tests.mosaic_interpreter.turns import DeadlockFound, Turns
 from tests.ops import cases
 
@@ -104,6 +104,30 @@ def test_a_peer_that_has_left() -> None:
 
     with pytest.raises(RaceFound, match="the end of the launch on device"):
         run(body)
+
+
+def test_a_compiled_program_tells_who_runs_it() -> None:
+    def body(x: Any, y: Any) -> None:
+        plgpu.remote_ref(y, other(lax.axis_index("t")))[...] = x[...]
+
+    made = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.float32),
+        interpret=plgpu.InterpretGPUParams(),
+    )
+    spec = jax.P("t")
+    fn = jax.jit(
+        jax.shard_map(
+            made, mesh=cases.ranks_mesh(2), in_specs=spec, out_specs=spec, check_vma=False
+        )
+    )
+    x = jnp.zeros((2 * ROWS, COLUMNS), jnp.float32)
+    for _ in range(2):
+        with interpreted() as launches:
+            jax.block_until_ready(fn(x))
+        assert launches.count == 1
+        with pytest.raises(RaceFound, match="the end of the launch"):
+            launches.check()
 
 
 def test_a_signal_releases_what_was_published_only() -> None:
