@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syncopate_jax.commands.command import DONE, Command, add_json_flag, print_json
 from syncopate_jax.commands.progress import Progress
-from syncopate_jax.errors import FormatError, InputError
+from syncopate_jax.errors import FormatError, InputError, UnsupportedError
 from syncopate_jax.ir import serial, text
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.registry import importers
 
 if TYPE_CHECKING:
-    from syncopate_jax.importers.program import ImportedCollective, ImportedProgram, Reader
+    from syncopate_jax.importers.program import ImportedProgram, Reader
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -58,17 +59,18 @@ def run(args: argparse.Namespace) -> int:
     chosen = dict(_choice(word) for word in args.choose)
     with Progress(f"import {args.file}"):
         program = _read(reader, args.file)
-        plans = [
-            _lowered(collective, plan, args.how, chosen)
-            for collective, plan in zip(program.collectives, program.plans(), strict=True)
-        ]
+        made = _lowered(program, args.how, chosen) if args.out or args.json else []
+    plans = [plan for plan in made if isinstance(plan, Plan)]
     files = [] if args.out is None else _write(plans, Path(args.out), args.format)
     if args.json:
-        print_json(_summary(program, plans, files))
+        print_json(_summary(program, made, files))
         return DONE
     print(program)
     for plan, file in zip(plans, files, strict=False):
         print(f"{file}: {plan.name}, {plan.num_ranks} ranks, {plan.num_ops} operations")
+    for reason in made:
+        if isinstance(reason, str):
+            print(f"no plan: {reason}")
     return DONE
 
 
@@ -109,22 +111,34 @@ def _read(reader: Reader, name: str) -> ImportedProgram:
         raise FormatError(f"{shown}: {error}") from error
 
 
-def _lowered(collective: ImportedCollective, plan: Plan, how: str, chosen: dict[str, str]) -> Plan:
-    return expand_collectives(plan, how, {**collective.choose, **chosen})
+def _lowered(program: ImportedProgram, how: str, chosen: dict[str, str]) -> list[Plan | str]:
+    """The plan of each collective, or why it has none."""
+    made: list[Plan | str] = []
+    for i, collective in enumerate(program.collectives):
+        own = collective.choose if how == "template" else {}
+        try:
+            plan = expand_collectives(collective.plan(), how, {**own, **chosen})
+        except UnsupportedError as error:
+            made.append(str(error))
+        else:
+            made.append(replace(plan, name=f"{i:03}_{plan.name}"))
+    return made
 
 
 def _write(plans: list[Plan], folder: Path, form: str) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for i, plan in enumerate(plans):
-        path = folder / f"{i:03}_{plan.name}.{'json' if form == 'json' else 'txt'}"
+    for plan in plans:
+        path = folder / f"{plan.name}.{'json' if form == 'json' else 'txt'}"
         written = serial.to_json(plan) if form == "json" else text.to_text(plan)
         path.write_text(written, encoding="utf-8")
         files.append(str(path))
     return files
 
 
-def _summary(program: ImportedProgram, plans: list[Plan], files: list[str]) -> dict[str, object]:
+def _summary(
+    program: ImportedProgram, made: list[Plan | str], files: list[str]
+) -> dict[str, object]:
     return {
         "program": program.name,
         "ranks": program.num_ranks,
@@ -133,10 +147,11 @@ def _summary(program: ImportedProgram, plans: list[Plan], files: list[str]) -> d
                 "name": collective.name,
                 "kind": collective.kind,
                 "operator": collective.operator,
-                "operations": plan.num_ops,
+                "operations": plan.num_ops if isinstance(plan, Plan) else None,
+                "no_plan": None if isinstance(plan, Plan) else plan,
                 "notes": dict(collective.notes),
             }
-            for collective, plan in zip(program.collectives, plans, strict=True)
+            for collective, plan in zip(program.collectives, made, strict=True)
         ],
         "contractions": {name: str(derived) for name, derived in program.contractions},
         "skipped": dict(program.skipped),

@@ -32,7 +32,7 @@ from syncopate_jax.registry import importers
 HEAD = ("name", "logical_mesh_shape")
 REST = ("id_mesh", "stages", "operators", "reshardings", "auto_sharding_log", "solver")
 _LINE = re.compile(r"(\d{1,9}) (.*?)  +(\S.*)")
-_TAIL = re.compile(r"(?: follow \d+)?\s*(?:comm cost: [\d.]+)?\s*$", re.ASCII)
+_TAILS = (re.compile(r"comm cost: [\d.]+$", re.ASCII), re.compile(r" follow \d+$", re.ASCII))
 
 
 def import_alpa(text: str) -> ImportedProgram:
@@ -227,7 +227,7 @@ class _Plan:
             start = lines.index("=== Auto sharding strategy ===") + 1
         except ValueError:
             item.fail("the line '=== Auto sharding strategy ==='")
-        chosen: dict[str, str] = {}
+        chosen: list[str] = []
         code: list[str] = []
         for line in lines[start:]:
             if line.startswith(("=== ", "- ")):
@@ -239,8 +239,7 @@ class _Plan:
                     f"instruction and its strategy, found {line[:60]!r}"
                 )
             code.append(found[2])
-            name = found[2].removeprefix("ROOT ").partition(" = ")[0]
-            chosen[name.removeprefix("%")] = _TAIL.sub("", found[3])
+            chosen.append(_strategy_of(found[3]))
         else:
             raise FormatError(f"{item.path}: ends within its table; was the log cut?")
         # The table's lines keep their numbers: the module's head is the line of its title.
@@ -249,9 +248,12 @@ class _Plan:
             graph = hlo_text.parse(text)
         except FormatError as error:
             raise FormatError(f"{item.path}: in the table, {error}") from error
-        for op in graph.every():
+        ops = graph.ops.get("log", {})
+        if len(ops) != len(chosen) or len(graph.ops) != 1:
+            raise FormatError(f"{item.path}: its table needs one instruction a line")
+        for op, name in zip(ops.values(), chosen, strict=True):
             if op.opcode == "dot":
-                yield self._logged(item, op, graph.ops["log"], chosen[op.name])
+                yield self._logged(item, op, ops, name)
 
     def _logged(
         self, item: Field, op: HloOp, ops: Mapping[str, HloOp], name: str
@@ -359,6 +361,13 @@ def _flat(item: Field, shape: Sequence[int]) -> tuple[int, ...]:
     if len(rows) != shape[0]:
         item.fail(f"a list of {shape[0]}")
     return tuple(n for row in rows for n in _flat(row, shape[1:]))
+
+
+def _strategy_of(text: str) -> str:
+    """The strategy's name without what the table has after it."""
+    for tail in _TAILS:
+        text = tail.sub("", text.rstrip())
+    return text.rstrip()
 
 
 def _words(value: Any) -> str:

@@ -205,7 +205,7 @@ class _Importer:
         if kind == PERMUTE:
             if op.groups is None:
                 self._fail(op, "needs source_target_pairs")
-            if op.channel or replicas == 1:
+            if op.channel:
                 return global_pairs(op.groups, replicas, partitions)
             return tuple(
                 tuple(r * partitions + p for r in pair)
@@ -226,6 +226,9 @@ class _Importer:
         self, op: HloOp, made: ImportedCollective, array: ArrayType, place: int, count: int
     ) -> None:
         """The result's type must be what the collective gives."""
+        parts = op.ints.get("split_count", (made.members,))[0]
+        if parts != made.members:
+            self._fail(op, f"splits into {parts}, its groups have {made.members} members")
         wanted = made.result if array.shape else ()
         found = [t.shape for t in op.types]
         if op.opcode.endswith("-start"):

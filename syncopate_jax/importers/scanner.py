@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import re
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from syncopate_jax.errors import FormatError
 
@@ -13,8 +13,7 @@ MAX_DIGITS = 18  # of an integer: fits 64 bits, and int() takes no time over it
 MAX_DEPTH = 100  # of brackets: far more than any compiler prints, far less than Python's stack
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """One token: its kind (a name of the scanner's pattern), its text, where it begins."""
 
     kind: str
@@ -50,11 +49,13 @@ class Cursor:
         self._lines = [0, *(found.end() for found in re.finditer("\n", text))]
         at = 0
         for match in language.pattern.finditer(text):
-            if match.start() != at:
+            start, end = match.span()
+            if start != at:
                 break
-            at = match.end()
-            if match.lastgroup not in ("space", "comment", None):
-                self.tokens.append(Token(match.lastgroup, match[0], match.start()))
+            at = end
+            kind = match.lastgroup
+            if kind != "space" and kind != "comment" and kind is not None:
+                self.tokens.append(Token(kind, match[0], start))
         if at != len(text):
             self.fail_at(
                 at, f"found {text[at]!r}, which begins nothing known; is the file damaged?"

@@ -69,6 +69,19 @@ def test_a_ring_stays_one_unless_another_template_is_chosen(
     assert chosen.startswith("reduce_scatter_direct(")
 
 
+def test_a_collective_that_no_plan_does_is_said_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    own = RING.with_name("all_reduce.txt").read_text().replace("torch.add(", "merge(")
+    (tmp_path / "own.txt").write_text(own)
+    code, out, _ = run(capsys, "mercury", tmp_path / "own.txt", "--out", tmp_path / "plans")
+    assert code == 0
+    assert "no plan: all_reduce part:all_reduce.0: plans reduce by sum or max, this one by" in out
+    assert list((tmp_path / "plans").iterdir()) == []
+    code, out, _ = run(capsys, "mercury", tmp_path / "own.txt", "--json")
+    assert json.loads(out)["collectives"][0]["no_plan"].startswith("all_reduce part")
+
+
 def test_reads_standard_input(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +98,7 @@ def test_reads_standard_input(
         (("xla", MLP), "no importer of files is called 'xla'; known: alpa, domino, hlo, mercury"),
         (("shardings", MLP), "no importer of files is called 'shardings'"),
         (("alpa", MLP), f"{MLP}: alpa: is not JSON"),
-        (("hlo", MLP, "--how", "magic"), "how 'magic' is not one of template, direct"),
+        (("hlo", MLP, "--how", "magic", "--json"), "how 'magic' is not one of template, direct"),
         (("hlo", MLP, "--choose", "x"), "import: --choose 'x' must be KIND=TEMPLATE"),
         (("hlo", MLP.with_name("none")), "none: No such file or directory"),
     ],

@@ -262,6 +262,8 @@ BAD = [
      "dot d: alpa strategy 'RR': needs the form"),
     (LOG | {"auto_sharding_log": f"=== Auto sharding strategy ===\n{LINE}\n"
             "1 t = () tuple()  R\n2 d = f32[4,4] dot(p, t)  RR\n- "}, "an operand is no array"),
+    (LOG | {"auto_sharding_log": f"=== Auto sharding strategy ===\n{LINE}\n"
+            "1 t = () tuple() u = () tuple()  R\n- "}, "its table needs one instruction a line"),
     (LOG | {"reshardings": [{"name": "r", "shape": [], "dtype": "float32", "src": "", "dst": ""}]},
      "alpa.reshardings[0].shape: found [], needs 1 to 8 extents"),
 ]  # fmt: skip

@@ -249,6 +249,8 @@ MALFORMED = [
     (module("  r = f32[4,8] all-reduce(p), to_apply=add, use_global_device_ids=maybe"),
      "true or false before this, found 'maybe'"),
     (module("  r = f32[4,8] collective-permute(p)"), "needs source_target_pairs"),
+    (module("  r = f32[4,8] collective-permute(p), source_target_pairs={{0,1}}"),
+     "target 4 is none of the 4 ranks"),
     (module("  r = f32[4,8] collective-permute(p), channel_id=1, "
             "source_target_pairs={{0,1},{2,1}}"), "a rank is target twice"),
     (module("  r = f32[4,8] collective-permute(p), channel_id=1, source_target_pairs={{0,7}}"),

@@ -84,6 +84,23 @@ def test_a_collective_at_any_loop_level(kind: str, level: int) -> None:
     assert_right(found)
 
 
+@pytest.mark.parametrize("inner", [0, 1])
+@pytest.mark.parametrize("shape", [[2, 3], [3, 2], [1, 4]])
+def test_double_rings_on_any_mesh(shape: list[int], inner: int) -> None:
+    """Each rank gets each block once, whichever dimension the inner ring is along."""
+    point = {
+        "kind": "double_ring", "buffer": "kv", "axis": "KV", "mesh_dims": [inner, 1 - inner],
+        "level": 1,
+    }  # fmt: skip
+    given = nest(mesh={"shape": shape}, communication=[point])
+    (found,) = import_mercury(json.dumps(given)).collectives
+    assert len(found.steps) == shape[0] * shape[1] - 1
+    assert_right(found)
+    first = dict(found.steps[0])
+    stride = {0: shape[1], 1: 1}[inner if shape[inner] > 1 else 1 - inner]
+    assert first[0] == stride
+
+
 def test_loops_that_do_not_index_a_buffer_repeat_its_communication() -> None:
     axes = nest()["axes"] | {"Q": {"size": 8, "block": 2}}
     point = {"kind": "all_gather", "buffer": "kv", "axis": "KV", "mesh_dims": [0, 1], "level": 2}

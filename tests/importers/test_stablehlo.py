@@ -162,6 +162,10 @@ BODIES = [
     (gather("replica_groups = #stablehlo.replica_group_mesh_axes<mesh = #stablehlo.mesh<axes = "
             '[#stablehlo.mesh_axis<name = "x", size = 4>], device_ids = dense<0>>, axes = '
             '[#stablehlo.axis_ref<name = "x">]>'), "devices in another order are not read"),
+    ('    %0 = "stablehlo.all_to_all"(%arg0) <{split_dimension = 1 : i64, '
+     f"concat_dimension = 0 : i64, split_count = 4 : i64, {DENSE}, channel_handle = "
+     "#stablehlo.channel_handle<handle = 1, type = 1>}> : (tensor<4x8xf32>) -> tensor<8x4xf32>",
+     "splits into 4, its groups have 2 members"),
     (gather(DENSE).replace("= 0 : i64", "= zero"), "all_gather_dim needs an integer, found 'zero'"),
     ("    %0 = stablehlo.transpose %arg0 : (tensor<4x8xf32>) -> tensor<8x4xf32>",
      "transpose needs dims = [...]"),
