@@ -74,7 +74,7 @@ def contraction(
             values[f"{name.upper()}_{letter}"] = math.prod(shapes[name][d + 1 :])
     groups = {name: tuple(found) for name, found in _named(lhs, rhs, out)}
     if num_stages is None:
-        num_stages = _stages(tiles, jnp.dtype(dtype).itemsize)
+        num_stages = _stages(out, tiles, jnp.dtype(dtype).itemsize)
     return triton_kernel(
         _function(lhs, rhs, out),
         values,
@@ -103,9 +103,11 @@ def _power(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def _stages(tiles: Mapping[str, int], itemsize: int) -> int:
-    stage = max(tiles.values()) * itemsize * sum(sorted(tiles.values())[:2])
-    return max(2, min(4, SHARED_BYTES // stage))
+def _stages(out: str, tiles: Mapping[str, int], itemsize: int) -> int:
+    """As many stages of both operands as shared memory holds, up to 4."""
+    (depth,) = set(matmul_tpu.MATRIX_LETTERS) - set(out)
+    sides = sum(tile for letter, tile in tiles.items() if letter != depth)
+    return max(2, min(4, SHARED_BYTES // (sides * tiles[depth] * itemsize)))
 
 
 def _named(lhs: str, rhs: str, out: str) -> tuple[tuple[str, str], ...]:
