@@ -4,8 +4,16 @@
 how tiles are walked; without a rewriter they are comments.
 """
 
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
 import triton
 import triton.language as tl
+
+from syncopate_jax.kernel.local import PallasKernel
+from syncopate_jax.kernel.triton_kernel import triton_kernel
 
 
 @triton.jit
@@ -134,3 +142,61 @@ def persistent_matmul_kernel(
         inside = (rows[:, None] < M) & (columns[None, :] < N)
         tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=inside)
         # syncopate: end epilogue
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulConfig:
+    """How the product is cut, in elements, and how a tile is computed.
+
+    Attributes:
+      group: rows of tiles that are walked down before the next column.
+      persistent: as many programs as the device has multiprocessors, each with several tiles.
+    """
+
+    block_m: int = 128
+    block_n: int = 256
+    block_k: int = 64
+    group: int = 8
+    num_warps: int = 8
+    num_stages: int = 4
+    persistent: bool = False
+
+    def tiles(self, m: int, n: int) -> tuple[int, int]:
+        """Tiles along m and n."""
+        return -(-m // self.block_m), -(-n // self.block_n)
+
+    def arguments(self, m: int, k: int, n: int, programs: int) -> dict[str, int]:
+        """Arguments of the kernel for row-major operands."""
+        found = {"M": m, "N": n, "K": k, "stride_xm": k, "stride_wk": n, "stride_ym": n}
+        found |= {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k}
+        found |= {"GROUP": self.group}
+        return found | ({"PROGRAMS": programs} if self.persistent else {})
+
+
+def matmul(
+    m: int,
+    k: int,
+    n: int,
+    out_dtype: jax.typing.DTypeLike,
+    config: MatmulConfig | None = None,
+    programs: int = 1,
+) -> PallasKernel:
+    """``y[m, n] = x[m, k] @ w[k, n]`` as a local kernel; ``programs`` are those of a persistent one.
+
+    Example::
+
+      kernel = matmul(8192, 4096, 7168, "bfloat16")
+    """
+    config = config or MatmulConfig()
+    return triton_kernel(
+        persistent_matmul_kernel if config.persistent else matmul_kernel,
+        config.arguments(m, k, n, programs),
+        out_dtypes={"y": out_dtype},
+        reference=functools.partial(_reference, out_dtype=out_dtype),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+def _reference(x: jax.Array, w: jax.Array, *, out_dtype: jax.typing.DTypeLike) -> jax.Array:
+    return jnp.dot(x, w, preferred_element_type=jnp.float32).astype(out_dtype)

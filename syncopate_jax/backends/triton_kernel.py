@@ -164,6 +164,19 @@ class FusedTriton:
             return -1 - (len(met) + 1)
         return read.index(name) if name in read else -1 - list(met).index(name)
 
+    def behind(
+        self, operands: Sequence[jax.Array], arrived: Mapping[str, jax.Array], flags: jax.Array
+    ) -> list[jax.Array]:
+        """One rank's results, behind flags that something outside the kernel raises."""
+        kernel = self.work.kernel
+        given = dict(zip(map(self.pointers.get, kernel.operands), operands, strict=True))
+        table = jnp.asarray(self.laid.table)[lax.axis_index(self.work.axis_names)][None]
+        inputs = {**given, TABLE: table, PEERS: table, COUNTERS: flags, **arrived}
+        outputs = self.result_types
+        launched = self.launched(tuple(inputs), tuple(outputs), frozenset())
+        made = triton_call.launch(launched, inputs, outputs)
+        return [made[name] for name in outputs]
+
     # --- the text ------------------------------------------------------------------------------
 
     def scheme(

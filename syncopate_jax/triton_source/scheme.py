@@ -8,7 +8,7 @@ only communicate (dedicated).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +183,10 @@ class Scheme:
     addends: Addends | None = None
     runs: Runs | None = None
     transfers: Transfers | None = None
+
+    def using(self, parameters: tuple[str, ...]) -> Scheme:
+        """This scheme with the launch's arrays in the order in which they are passed."""
+        return replace(self, parameters=parameters)
 
     @property
     def programs(self) -> int:
