@@ -230,7 +230,9 @@ class _Text:
 
     def _loop(self) -> list[str]:
         rows, columns, depth = self.matrix
-        steps = [f"tl.cdiv(SIZE_{x}, BLOCK_{x})" if x == depth else f"SIZE_{x}" for x in self.reduced]
+        steps = [
+            f"tl.cdiv(SIZE_{x}, BLOCK_{x})" if x == depth else f"SIZE_{x}" for x in self.reduced
+        ]
         lines = [
             f"# syncopate: reduce {', '.join(self.reduced)}=step",
             f"for step in range({' * '.join(steps)}):",

@@ -95,7 +95,9 @@ class CopyEngine:
         placed = _layout(work).by_key
         keys = [(tensor, GATHERED) for tensor in read_tensors(work)]
         return {
-            k: jax.ShapeDtypeStruct(placed[k].matrices, placed[k].dtype) for k in keys if k in placed
+            k: jax.ShapeDtypeStruct(placed[k].matrices, placed[k].dtype)
+            for k in keys
+            if k in placed
         }
 
     def behind(
@@ -248,9 +250,7 @@ class _Run:
         self, operands: Sequence[jax.Array], sources: Sequence[jax.Array]
     ) -> tuple[list[jax.Array], jax.Array]:
         gathered = self.engine.gathered(self.work)
-        buffers, flags = copies.start(
-            self.call, self._where(), sources, list(gathered.values())
-        )
+        buffers, flags = copies.start(self.call, self._where(), sources, list(gathered.values()))
         arrived = dict(zip(gathered, buffers, strict=True))
         return self.engine.behind(self.work, operands, arrived, flags), flags
 

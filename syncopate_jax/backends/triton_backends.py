@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
-from syncopate_jax.backends import gpu_buffers, triton_call
+from syncopate_jax.backends import triton_call
 from syncopate_jax.backends.gpu_dedicated import COMMUNICATING
 from syncopate_jax.backends.interface import Emitted, Work
 from syncopate_jax.backends.triton_kernel import FusedTriton

@@ -17,11 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.kernel.directives_tree import plain_function
+from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.triton_source import module
 
 NEEDED = ("triton", "jax_triton")
+HOPPER = 90
+"""Compute capability that is assumed where a program is lowered without a GPU."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,9 +111,41 @@ def launch(
         num_warps=launched.num_warps,
         num_stages=launched.num_stages,
         zeroed_outputs=tuple(i for i, n in enumerate(outputs) if n == launched.zeroed),
+        compute_capability=None if jax.default_backend() == "gpu" else HOPPER,
         **dict(launched.arguments),
     )
     return dict(zip(outputs, called, strict=True))
+
+
+def run_alone(
+    kernel: PallasKernel, *operands: jax.Array, grid: int | tuple[int, ...]
+) -> list[jax.Array]:
+    """The kernel as it was written, not rewritten, with ``grid`` programs; one array a result.
+
+    Raises:
+      InputError: its results are not its last pointers, as jax-triton wants them.
+    """
+    body = kernel.triton_body
+    wanted = [body.pointers[name] for name in (*kernel.operands, *kernel.results)]
+    found = [name for name in body.source.parameters if name in wanted]
+    if found != wanted:
+        raise InputError(
+            f"kernel {kernel.name}: its pointers are {', '.join(found)}; to run alone it takes "
+            f"{', '.join(wanted)} in this order"
+        )
+    return list(
+        jax_triton().triton_call(
+            *operands,
+            kernel=body.function,
+            out_shape=list(kernel.out_shape),
+            grid=(grid,) if isinstance(grid, int) else grid,
+            name=kernel.name,
+            num_warps=body.num_warps,
+            num_stages=body.num_stages,
+            compute_capability=None if jax.default_backend() == "gpu" else HOPPER,
+            **body.arguments,
+        )
+    )
 
 
 def simulate(

@@ -102,7 +102,9 @@ class FusedTriton:
         """The results of all ranks, with a leading rank axis."""
         kernel = self.work.kernel
         given = dict(zip(map(self.pointers.get, kernel.operands), operands, strict=True))
-        one = {self.pointers[n] for n, is_one in zip(kernel.operands, shared, strict=True) if is_one}
+        one = {
+            self.pointers[n] for n, is_one in zip(kernel.operands, shared, strict=True) if is_one
+        }
         inputs = {**given, TABLE: jnp.asarray(self.laid.table)}
         inputs[PEERS] = inputs[TABLE]  # addresses of peers are computed
         outputs = {
@@ -142,9 +144,7 @@ class FusedTriton:
         peers = jax.ShapeDtypeStruct((len(self.laid.far) * self.ranks, 2), jnp.int32)
         sources = [given[name] for name in read_far]
         where = triton_call.where(self.work.axis_names)
-        (*buffers, addresses), counters = copies.start(
-            call, where, sources, [*met.values(), peers]
-        )
+        (*buffers, addresses), counters = copies.start(call, where, sources, [*met.values(), peers])
         table = jnp.asarray(self.laid.table)[lax.axis_index(self.work.axis_names)][None]
         inputs = {**given, TABLE: table, PEERS: addresses, COUNTERS: counters}
         inputs |= dict(zip(met, buffers, strict=True))

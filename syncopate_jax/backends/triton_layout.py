@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from syncopate_jax.backends import gpu_buffers, rank_table
+from syncopate_jax.backends import rank_table
 from syncopate_jax.backends.buffers import Buffer, result_tensor
-from syncopate_jax.backends.gpu_buffers import GATHERED, INPUT, LANDING, RESULT, SEND, Key, Placed
+from syncopate_jax.backends.gpu_buffers import GATHERED, INPUT, LANDING, RESULT, Key, Placed
 from syncopate_jax.backends.gpu_colocated import ColocatedMaker
 from syncopate_jax.backends.gpu_tables import LayoutMaker, Points, own_key
-from syncopate_jax.backends.interface import Work
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.kernel.triton_body import TritonBody
 from syncopate_jax.kernel.triton_kernel import walked_axes
@@ -33,6 +32,7 @@ MOST = 2**31  # elements that 32-bit offsets reach
 MOST_BLOCKS = 32  # copies that one kind of transfer may be written as
 PIECE = 16384  # elements that a communicating program copies at once
 COUNTERS = "counters_ptr"
+UNCUT = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,15 +93,12 @@ class TritonMaker(LayoutMaker):
           UnsupportedError: this kernel, plan or layout cannot be done so, and what can.
         """
         self._check()
-        placed = gpu_buffers.place(self.work, self.places, self.kinds)
-        self.by_key = {b.key: b for b in placed if self._kept(b)}
+        self.by_key = {b.key: b for b in (*self._placed(), *self._landings()) if self._kept(b)}
         self._check_sizes()
         self._scale_slots()
         order = self._axis_order()
         waits = self._optional(self._waits(self.schedule.waits, 0))
-        epilogue_waits = self._optional(
-            self._waits(self.schedule.e_waits, 0, epilogue=True)
-        )
+        epilogue_waits = self._optional(self._waits(self.schedule.e_waits, 0, epilogue=True))
         signals = self._optional(self._signals())
         reads = self._reads()
         runs = self._runs(reads)
@@ -167,6 +164,32 @@ class TritonMaker(LayoutMaker):
         table = self.maker.table
         scheme = replace(scheme, table=table.shape[1], arrays=arrays)
         return Laid(scheme, table, buffers, results, tuple(numbers))
+
+    def _placed(self) -> Iterator[Placed]:
+        """The buffers; Triton addresses any number of dimensions, so that none is cut."""
+        for binding in self.work.axis_map.bindings:
+            ndim = len(self.plan.tensor(binding.tensor).shape)
+            if binding.dims and binding.dims != tuple(range(ndim)):
+                raise UnsupportedError(
+                    f"tensor {binding.tensor} is bound with dims {binding.dims}; a copy keeps the "
+                    f"order of dimensions: give the plan the operand's order"
+                )
+        for (tensor, kind), buffer in self.places.items.items():
+            if kind in self.kinds:
+                shape = tuple(max(n, 1) for n in buffer.shape)
+                dtype = jnp.dtype(self.plan.tensor(tensor).dtype)
+                yield Placed((tensor, kind), shape, UNCUT, dtype)
+
+    def _landings(self) -> Iterator[Placed]:
+        """Where partial results arrive: the largest of them, as often as a rank gets one."""
+        for t, tensor in enumerate(self.plan.tensors):
+            rows = np.flatnonzero((self.schedule.landing >= 0) & (self.c.dst_tensor == t))
+            if len(rows):
+                ndim = len(tensor.shape)
+                extent = (self.c.dst_hi[rows, :ndim] - self.c.dst_lo[rows, :ndim]).max(axis=0)
+                count = max(int(self.schedule.num_landings.max()), 1)
+                shape = (count, *(max(int(n), 1) for n in extent))
+                yield Placed((tensor.name, LANDING), shape, UNCUT, jnp.dtype(tensor.dtype))
 
     def _check_sizes(self) -> None:
         for key, buffer in self.by_key.items():
@@ -337,7 +360,9 @@ class TritonMaker(LayoutMaker):
         """
         ours = strides(self.work.accesses[operand].shape)
         theirs = strides(self.by_key[key].shape)[-len(ours) :]
-        long = np.any(((hi - lo) > 1)[wanted], axis=0) if wanted.any() else np.zeros(len(ours), bool)
+        long = (
+            np.any(((hi - lo) > 1)[wanted], axis=0) if wanted.any() else np.zeros(len(ours), bool)
+        )
         bad = np.flatnonzero(long & (ours != theirs))
         if len(bad):
             raise UnsupportedError(
@@ -369,7 +394,11 @@ class TritonMaker(LayoutMaker):
                         spots.append(spot)
                     shift = self._shift_of(operand, key, starts, rank, *box)
                     points[rank][position].append([spots.index(spot), target, shift])
-        if len(spots) == 1 and not spots[0].peer and not np.any([r[2] for one in points for p in one for r in p]):
+        if (
+            len(spots) == 1
+            and not spots[0].peer
+            and not np.any([r[2] for one in points for p in one for r in p])
+        ):
             if spots[0].array == self.body.pointers[operand] and all(
                 len(p) == 1 for one in points for p in one
             ):
@@ -549,4 +578,4 @@ def _arrays_of(scheme: Scheme) -> tuple[set[str], set[str]]:
     return used, far
 
 
-__all__ = ["SEND", "ColocatedTritonMaker", "FlaggedTritonMaker", "Laid", "TritonMaker", "strides"]
+__all__ = ["ColocatedTritonMaker", "FlaggedTritonMaker", "Laid", "TritonMaker", "strides"]

@@ -65,9 +65,7 @@ class OrderedTriton:
         made = triton_call.launch(self.launched(scheme, inputs, outputs), inputs, outputs)
         return [made[name] for name in outputs]
 
-    def launched(
-        self, scheme: Scheme, inputs: Iterable[str], outputs: Iterable[str]
-    ) -> Launched:
+    def launched(self, scheme: Scheme, inputs: Iterable[str], outputs: Iterable[str]) -> Launched:
         """The rewritten kernel, as it is launched."""
         body = self.kernel.triton_body
         names = (*inputs, *outputs)

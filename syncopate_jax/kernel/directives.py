@@ -221,7 +221,9 @@ def _axis(place: Place, text: str) -> Axis:
         key, equals, value = part.partition("=")
         key = key.strip()
         if not equals or key not in ("extent", "count", "tile"):
-            raise place.error(f"axis {name.strip()}: needs extent=, count= or tile=, found {part!r}")
+            raise place.error(
+                f"axis {name.strip()}: needs extent=, count= or tile=, found {part!r}"
+            )
         if key in fields:
             raise place.error(f"axis {name.strip()}: {key} is given twice")
         fields[key] = _expression(place, value.strip())

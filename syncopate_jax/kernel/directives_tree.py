@@ -216,7 +216,9 @@ class _Binder:
             place = Place(self.file, self._line(self.function))
             raise place.error(f"kernel {self.function.name} has no {word} directive")
         if len(found) > 1:
-            raise found[1].place.error(f"{word} is given twice, first in line {found[0].place.line}")
+            raise found[1].place.error(
+                f"{word} is given twice, first in line {found[0].place.line}"
+            )
         return found[0]
 
     # --- axes and accesses ---------------------------------------------------------------------
@@ -273,8 +275,10 @@ class _Binder:
         inner: tuple[int, list[ast.stmt]] | None = None
         for owner, block in blocks(self.function):
             head = getattr(owner, "lineno", 0)
-            if block[0].col_offset == place.column and head < line and (
-                inner is None or head >= inner[0]
+            if (
+                block[0].col_offset == place.column
+                and head < line
+                and (inner is None or head >= inner[0])
             ):
                 inner = head, block
         if inner is None or self._cut_off(inner[1], line, place.column):
@@ -491,7 +495,9 @@ class _Binder:
         for access in accesses:
             for name in access.dims:
                 if access.write and name in reduced:
-                    raise access.place.error(f"{access.pointer} is written along reduced axis {name}")
+                    raise access.place.error(
+                        f"{access.pointer} is written along reduced axis {name}"
+                    )
 
     def _check_returns(self, tile: Sequence[ast.stmt]) -> None:
         for statement in tile:

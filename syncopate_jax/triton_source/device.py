@@ -78,7 +78,8 @@ def at_rank(
     if FOLDED:
         return first_ptr + tl.cast(rank, tl.int64) * SIZE
     else:
-        address = tl.load(peers_ptr + NUMBER * RANKS + rank)
+        addresses_ptr = peers_ptr.to(tl.pointer_type(tl.int64))  # which JAX holds as two halves
+        address = tl.load(addresses_ptr + NUMBER * RANKS + rank)
         return tl.multiple_of(address, 16).to(first_ptr.dtype)
 
 

@@ -115,9 +115,7 @@ class _Writer:
 
     def lists(self, name: str, lists: Lists) -> tuple[str, str]:
         """Constants: where the lists of a kind start, and their rows."""
-        return self.constant(name, lists.starts), self.constant(
-            f"{name}_ROWS", lists.rows.offset
-        )
+        return self.constant(name, lists.starts), self.constant(f"{name}_ROWS", lists.rows.offset)
 
     # --- phases --------------------------------------------------------------------------------
 
@@ -255,7 +253,9 @@ class _Writer:
         """Its index along each axis, its waits, and where its operands are."""
         lines = []
         for number, (_, variable) in enumerate(self.source.variables):
-            lines.append(f"{variable} = {self.entry('ORDER', self.scheme.order, 'position', number)}")
+            lines.append(
+                f"{variable} = {self.entry('ORDER', self.scheme.order, 'position', number)}"
+            )
         lines += self._wait("WAITS", self.scheme.waits, "position")
         for read in self.scheme.reads:
             if not read.by_run:
@@ -387,13 +387,12 @@ class _Writer:
         count = self.constant("RUNS", runs.count)
         return [*lines, f"for run in range({count}):", *indented(inner)]
 
-
     def _run_header(self) -> str:
         reduction = self.source.reduction
         assert reduction is not None and isinstance(reduction.loop.iter, ast.Call)
         call = reduction.loop.iter
         step, end = reduction.step, reduction.end
-        bounds = "run_first, run_last"
+        bounds = f"run_first, tl.minimum(run_last, {end})"
         if step != "1":
             bounds = f"run_first * ({step}), tl.minimum(run_last * ({step}), {end}), {step}"
         extra = "".join(f", {ast.unparse(keyword)}" for keyword in call.keywords)
@@ -437,9 +436,7 @@ class _Writer:
     def _store_place(self, here: str, row: str) -> list[str]:
         write = self.scheme.write
         assert write is not None
-        spot, rank, shift = (
-            self.entry("STORES_ROWS", write.where.rows, row, c) for c in range(3)
-        )
+        spot, rank, shift = (self.entry("STORES_ROWS", write.where.rows, row, c) for c in range(3))
         return [f"{here} = {self._pointer(write.spots, spot, rank)} + {shift}"]
 
     def _addends(self, names: dict[str, str]) -> list[str]:
