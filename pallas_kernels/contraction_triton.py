@@ -230,9 +230,7 @@ class _Text:
 
     def _loop(self) -> list[str]:
         rows, columns, depth = self.matrix
-        steps = [
-            f"tl.cdiv(SIZE_{x}, BLOCK_{x})" if x == depth else f"SIZE_{x}" for x in self.reduced
-        ]
+        steps = [*(f"SIZE_{x}" for x in self.reduced[:-1]), f"tl.cdiv(SIZE_{depth}, BLOCK_{depth})"]
         lines = [
             f"# syncopate: reduce {', '.join(self.reduced)}=step",
             f"for step in range({' * '.join(steps)}):",

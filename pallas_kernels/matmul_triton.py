@@ -181,7 +181,7 @@ def matmul(
     config: MatmulConfig | None = None,
     programs: int = 1,
 ) -> PallasKernel:
-    """``y[m, n] = x[m, k] @ w[k, n]`` as a local kernel; ``programs`` are those of a persistent one.
+    """``y[m, n] = x[m, k] @ w[k, n]``, a local kernel; ``programs`` are those of a persistent one.
 
     Example::
 

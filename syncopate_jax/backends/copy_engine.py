@@ -94,11 +94,8 @@ class CopyEngine:
         """The buffers that copies fill, as the kernel takes them."""
         placed = _layout(work).by_key
         keys = [(tensor, GATHERED) for tensor in read_tensors(work)]
-        return {
-            k: jax.ShapeDtypeStruct(placed[k].matrices, placed[k].dtype)
-            for k in keys
-            if k in placed
-        }
+        held = [placed[k] for k in keys if k in placed]
+        return {b.key: jax.ShapeDtypeStruct(b.matrices, b.dtype) for b in held}
 
     def behind(
         self,

@@ -1,4 +1,4 @@
-"""From a schedule to a rewritten Triton kernel's scheme and table: places become shifts in elements.
+"""From a schedule to a Triton kernel's scheme and table: places become shifts in elements.
 
 A kernel computes addresses from a pointer and an operand's coordinates. Where its data lies in
 another buffer, or the buffer starts elsewhere, the pointer is shifted; that is right for a whole
@@ -283,40 +283,33 @@ class TritonMaker(LayoutMaker):
         self._changes: list[list[list[int]]] = []
         given = [(o, t) for o, t in self.bound.items() if o in self.kernel.operands]
         places = [(o, *self._where(o, t)) for o, t in given]
-        by_run = [self._is_by_run(o, where) for o, _, where in places]
-        for (_, _, where), run in zip(places, by_run, strict=True):
-            if run:
-                changed = np.any(np.diff(where[:, 0], axis=1), axis=-1)
+        found = []
+        for _, _, where in places:
+            changed = np.any(np.diff(where, axis=2), axis=(1, 3))
+            if changed.any():
                 self._changes.append([(np.flatnonzero(c) + 1).tolist() for c in changed])
+            found.append(bool(changed.any()))
         return [
-            self._read_of(o, spots, where, run)
-            for (o, spots, where), run in zip(places, by_run, strict=True)
+            self._read_of(operand, spots, where, by_run)
+            for (operand, spots, where), by_run in zip(places, found, strict=True)
         ]
-
-    def _is_by_run(self, operand: str, where: Array) -> bool:
-        """Whether places change inside a tile; then they must be alike in all tiles."""
-        if np.all(where == where[:, :, :1]):
-            return False
-        if np.all(where == where[:, :1]):
-            return True
-        raise UnsupportedError(
-            f"plan {self.plan.name}: where {operand} lies depends on the tile and on the step; a "
-            f"tile finds it by one of them: use 'ldst_dedicated' or 'xla'"
-        )
 
     def _read_of(
         self, operand: str, spots: tuple[Spot, ...], where: Array, by_run: bool
     ) -> Read | None:
+        """``by_run``: places change inside a tile; ``where`` is [ranks, tiles, steps, 3]."""
         if not where.any():
             return None
+        pointer = self.body.pointers[operand]
         if not by_run:
-            rows = where[:, :, 0]
-        else:
-            count = max(map(len, self._run_starts))
-            rows = np.zeros((self.ranks, count, where.shape[-1]), np.int64)
-            for rank, starts in enumerate(self._run_starts):
-                rows[rank, : len(starts)] = where[rank, 0, starts]
-        return Read(self.body.pointers[operand], spots, self._columns(rows), by_run)
+            return Read(pointer, spots, self._columns(where[:, :, 0]))
+        alike = bool(np.all(where == where[:, :1]))
+        tiles, count = (1 if alike else self.tiles), max(map(len, self._run_starts))
+        rows = np.zeros((self.ranks, tiles, count, where.shape[-1]), np.int64)
+        for rank, starts in enumerate(self._run_starts):
+            rows[rank, :, : len(starts)] = where[rank, :tiles][:, starts]
+        rows = rows.reshape(self.ranks, tiles * count, -1)
+        return Read(pointer, spots, self._columns(rows), by_run, by_tile=not alike)
 
     def _where(self, operand: str, tensor: str) -> tuple[tuple[Spot, ...], Array]:
         """Spots, and (spot, rank, shift) of every box: [ranks, tiles, steps, 3]."""
@@ -354,15 +347,13 @@ class TritonMaker(LayoutMaker):
     def _shift(
         self, operand: str, key: Key, starts: Array, lo: Array, hi: Array, wanted: Array
     ) -> Array:
-        """By how many elements a pointer to ``key`` is shifted, so that the kernel finds ``starts``.
+        """By how many elements a pointer to ``key`` is shifted, for the kernel to find ``starts``.
 
         ``lo`` and ``hi`` are the boxes in the tensor's coordinates; only those in ``wanted`` count.
         """
         ours = strides(self.work.accesses[operand].shape)
         theirs = strides(self.by_key[key].shape)[-len(ours) :]
-        long = (
-            np.any(((hi - lo) > 1)[wanted], axis=0) if wanted.any() else np.zeros(len(ours), bool)
-        )
+        long = np.any((hi - lo > 1) & wanted[..., None], axis=tuple(range(lo.ndim - 1)))
         bad = np.flatnonzero(long & (ours != theirs))
         if len(bad):
             raise UnsupportedError(
@@ -394,16 +385,10 @@ class TritonMaker(LayoutMaker):
                         spots.append(spot)
                     shift = self._shift_of(operand, key, starts, rank, *box)
                     points[rank][position].append([spots.index(spot), target, shift])
-        if (
-            len(spots) == 1
-            and not spots[0].peer
-            and not np.any([r[2] for one in points for p in one for r in p])
-        ):
-            if spots[0].array == self.body.pointers[operand] and all(
-                len(p) == 1 for one in points for p in one
-            ):
-                return None  # every tile goes where the kernel alone would store it
         single = all(len(p) == 1 for one in points for p in one)
+        shifted = any(row[2] for one in points for p in one for row in p)
+        if single and not shifted and spots == [Spot(self.body.pointers[operand])]:
+            return None  # every tile goes where the kernel alone would store it
         where = _as_lists(self.maker.lists(points, 3))
         return parts.Write(self.body.pointers[operand], tuple(spots), where, single)
 

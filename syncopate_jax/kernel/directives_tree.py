@@ -1,4 +1,4 @@
-"""Directives and the kernel's syntax tree: what each one stands at, and whether it is true there."""
+"""Directives and the kernel's syntax tree: what each stands at, and whether it is true there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that hold addresses, and how a loop changes the names it carries: facts for the rewriter."""
+"""Names that hold addresses, and how a loop changes the names it carries."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ def addresses(block: Iterable[ast.stmt], pointer: str) -> set[str]:
         for node in ast.walk(statement):
             if isinstance(node, ast.Assign) and _is_address(node.value, found):
                 found |= assigned(node.targets)
-            elif isinstance(node, ast.AnnAssign | ast.AugAssign) and node.value is not None:
-                if _is_address(node.value, found):
-                    found |= assigned([node.target])
+            elif isinstance(node, ast.AugAssign) and _is_address(node.value, found):
+                found |= assigned([node.target])
     return found
 
 

@@ -353,6 +353,7 @@ class _Writer:
         loop = reduction.loop
         before = [s for s in before if s not in self.source.dispatch.inside]
         inner = []
+        count = self.constant("RUNS", runs.count)
         if runs.waits is not None:
             starts, rows = self.lists("RUN_WAITS", runs.waits)
             given = f"table_ptr, own_counters, position, run, {starts}, {rows}"
@@ -363,7 +364,8 @@ class _Writer:
         shifts: dict[str, str] = {}
         for read in self.scheme.reads:
             if read.by_run:
-                inner += self._find(read, "run")
+                row = f"(position * {count} + run)" if read.by_tile else "run"
+                inner += self._find(read, row)
                 shifts |= self._shifts(read, before, moved)
         steps = {step.name: step.amount for step in pointers.advances(loop)}
         carried = pointers.carried(loop, before, self.source.parameters)
@@ -384,7 +386,6 @@ class _Writer:
         header = self._run_header()
         body = indented(self.text.statements(loop.body, moved))
         inner += [header, *body]
-        count = self.constant("RUNS", runs.count)
         return [*lines, f"for run in range({count}):", *indented(inner)]
 
     def _run_header(self) -> str:

@@ -60,14 +60,16 @@ class Read:
 
     Attributes:
       pointer: the kernel's parameter.
-      where: columns (spot, rank, shift in elements), a row a tile or a run of reduction steps.
-      by_run: whether it is by runs.
+      where: columns (spot, rank, shift in elements); a row a tile, a run of reduction steps, or a
+        run of a tile.
+      by_run, by_tile: which of these it is.
     """
 
     pointer: str
     spots: tuple[Spot, ...]
     where: Columns
     by_run: bool = False
+    by_tile: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Part of a transfer: ``rows`` of ``width`` elements, ``pitch`` apart, ``at`` from its start."""
+    """Part of a transfer: ``rows`` of ``width`` elements, ``pitch`` apart, from ``at`` on."""
 
     src_at: int
     src_pitch: int
