@@ -103,7 +103,7 @@ class TritonMaker(LayoutMaker):
         reads = self._reads()
         runs = self._runs(reads)
         write, addends = self._write(), self._added()
-        transfers = self._transfers(programs) if programs else None
+        transfers = self._transfers(programs) if programs and self.c.n else None
         scheme = Scheme(
             title=self.title,
             ranks=self.ranks,

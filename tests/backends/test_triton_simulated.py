@@ -82,7 +82,7 @@ def _part(whole: Sequence[int], dimension: int | None, ranks: int) -> tuple[int,
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_operators(case: Case, backend: str) -> None:
-    assert operator_error(case, backend, 2, 40, 24, 40) < 1e-6
+    assert operator_error(case, backend, 2, 40, 24, 20) < 1e-6
 
 
 @pytest.mark.slow
@@ -186,7 +186,9 @@ def test_matmul_behind_a_gather_of_rows(config: Any, backend: str) -> None:
 def test_matmul_that_reduces_and_scatters(config: Any) -> None:
     ranks, m, k, n = 2, 32, 20, 24
     kernel = matmul_triton.matmul(m, k, n, "float32", config, 3)
-    plan = templates.get("reduce_scatter_direct")(ranks, (m, n), axis=0, tensor="y")
+    plan = templates.get("reduce_scatter_direct")(
+        ranks, (m, n), axis=0, tensor="y", dtype="float32"
+    )
     x, w = random(ranks, m, k), random(ranks, k, n, seed=1)
     (y,) = run(kernel, plan, {"y": "y"}, "ldst_dedicated", [x, w])
     wanted = split(np.einsum("rmk,rkn->mn", x, w), ranks, 0)
