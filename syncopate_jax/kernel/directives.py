@@ -33,6 +33,7 @@ from typing import Any
 from syncopate_jax.errors import FormatError
 
 PREFIX = "syncopate:"
+LONGEST = 200  # characters of an expression: a tree that deep is walked without trouble
 NAME = re.compile(r"[A-Za-z_]\w*\Z")
 WORDS = ("axis", "reads", "writes", "tiles", "dispatch", "reduce", "epilogue", "end")
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -333,6 +334,8 @@ def _commas(place: Place, text: str) -> list[str]:
 
 
 def _expression(place: Place, text: str) -> str:
+    if len(text) > LONGEST:
+        raise place.error(f"an expression has at most {LONGEST} characters, found {len(text)}")
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:

@@ -352,7 +352,7 @@ class _Binder:
     # --- dispatch ------------------------------------------------------------------------------
 
     def _check_map(self, dispatch: Dispatch, region: Region, axes: Sequence[Axis]) -> None:
-        known = {axis.name for axis in axes}
+        known = [axis.name for axis in axes]
         inside = assigned(region.inside)
         for axis, variable in dispatch.axes:
             if axis not in known:
@@ -433,6 +433,11 @@ class _Binder:
                 raise reduce.place.error(f"axis {axis} is reduced and mapped by dispatch")
             if axis in reduce.axes[:number]:
                 raise reduce.place.error(f"reduce names axis {axis} twice")
+        if list(reduce.axes) != sorted(reduce.axes, key=known.index):
+            raise reduce.place.error(
+                f"reduce names {', '.join(reduce.axes)}; give them in the order of their axes, the "
+                f"first slowest"
+            )
         block, at = self._at(reduce.place)
         loop = block[at] if at < len(block) else None
         if not isinstance(loop, ast.For) or not any(loop is one for one in tile):
