@@ -188,6 +188,9 @@ def _interpreting() -> Iterator[None]:
         scope.set_attr(tl.tensor, name, lambda self: int(self.handle.data.item()))
     scope.set_attr(JITFunction, "__call__", lambda self, *a, **k: _plain(self.fn)(*a, **k))
     scope.set_attr(tl, "debug_barrier", lambda: None)
+    # Checks of integer overflow take half of the time.
+    options = interpreter.InterpreterOptions(sanitize_overflow=False)
+    scope.set_attr(interpreter.interpreter_builder, "options", options)
     try:
         yield
     finally:

@@ -14,11 +14,18 @@ from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.kernel.directives_tree import Annotated, assigned, used
 from syncopate_jax.triton_source import pointers
 from syncopate_jax.triton_source.scheme import Array, Columns, Lists, Read, Scheme, Spot
-from syncopate_jax.triton_source.text import Text, indented, renamed
+from syncopate_jax.triton_source.text import Text, fitted, indented, renamed
 
 SUFFIX = "_fused"
 VERSION = 1
 """Raised when the same kernel and scheme give another text than before."""
+ADDED = (
+    "addend", "addend_ptr", "channel", "counters_ptr", "dst_ptr", "first_position", "own_counters",
+    "peers_ptr", "place", "position", "program", "rank", "run", "run_first", "run_last", "share",
+    "shares", "src_ptr", "sync", "table_ptr", "transfer",
+)  # fmt: skip
+ADDED_ENDS = ("_here", "_spot", "_rank", "_shift", "_start")
+"""Names that a rewritten kernel adds; a kernel that has one already is refused."""
 
 
 def rewrite(source: Annotated, scheme: Scheme) -> str:
@@ -45,8 +52,8 @@ class _Writer:
         function = self.source.function
         self.taken = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
         self.taken |= set(self.source.parameters) | {self.source.name}
-        new = ("sync", "table_ptr", "counters_ptr", "peers_ptr", "program", "rank", "position")
-        clash = sorted(self.taken & {*new, *(a.name for a in self.extra)})
+        added = {name + end for name in self.taken for end in ADDED_ENDS}
+        clash = sorted(self.taken & {*ADDED, *added, *(a.name for a in self.extra)})
         if clash:
             raise self._unsupported(
                 function, f"the name {clash[0]} is one that the rewritten kernel uses; rename it"
@@ -65,7 +72,8 @@ class _Writer:
         """Header, constants and kernel."""
         body = indented(self._body())
         head = self._header()
-        return "\n".join([*head, *self._signature(), *body]) + "\n"
+        lines = [*self._signature(), *body]
+        return "\n".join([*head, *(part for line in lines for part in fitted(line))]) + "\n"
 
     def _header(self) -> list[str]:
         source = self.source
@@ -121,7 +129,8 @@ class _Writer:
 
     def _body(self) -> list[str]:
         source, scheme = self.source, self.scheme
-        lines = self._place()
+        docstring = source.function.body[:1] if ast.get_docstring(source.function) else []
+        lines = [*self.text.statements(docstring), *self._place()]
         if scheme.transfers:
             lines += self._communicate()
         lines += self.text.statements(self._before())
@@ -135,9 +144,10 @@ class _Writer:
     def _before(self) -> Sequence[ast.stmt]:
         """The kernel's statements ahead of its tiles."""
         body = self.source.function.body
+        first = 1 if ast.get_docstring(self.source.function) else 0
         if self.source.loop is not None:
-            return body[: body.index(self.source.loop)]
-        return body[: self.source.dispatch.start]
+            return body[first : body.index(self.source.loop)]
+        return body[first : self.source.dispatch.start]
 
     def _place(self) -> list[str]:
         """Which rank and program this is, and the rank's own part of every array."""
@@ -203,16 +213,16 @@ class _Writer:
             channel, share, shares = "channel", "share", "shares"
         begins = self.constant("BEGINS", transfers.begins)
         first, last = (f"tl.load(table_ptr + {begins} + {channel}{x})" for x in ("", " + 1"))
-        inner.append(f"for op in range({first}, {last}):")
+        inner.append(f"for transfer in range({first}, {last}):")
         inner += indented(self._operation(share, shares))
         return [*lines, *indented(inner)]
 
     def _operation(self, share: str, shares: str) -> list[str]:
         transfers = self.scheme.transfers
         assert transfers is not None
-        lines = self._wait("OP_WAITS", transfers.waits, "op")
-        kind = self.entry("OPS", transfers.ops, "op", 0)
-        far = self.entry("OPS", transfers.ops, "op", 1)
+        lines = self._wait("OP_WAITS", transfers.waits, "transfer")
+        kind = self.entry("OPS", transfers.ops, "transfer", 0)
+        far = self.entry("OPS", transfers.ops, "transfer", 1)
         piece = self.constant("PIECE", transfers.piece)
         for number, move in enumerate(transfers.moves):
             ends = {"src": move.src, "dst": move.dst}
@@ -220,8 +230,8 @@ class _Writer:
                 move.src if move.pull else move.dst, far
             )
             copy = [
-                f"src_ptr = {ends['src']} + {self.entry('OPS', transfers.ops, 'op', 2)}",
-                f"dst_ptr = {ends['dst']} + {self.entry('OPS', transfers.ops, 'op', 3)}",
+                f"src_ptr = {ends['src']} + {self.entry('OPS', transfers.ops, 'transfer', 2)}",
+                f"dst_ptr = {ends['dst']} + {self.entry('OPS', transfers.ops, 'transfer', 3)}",
             ]
             for b in move.blocks:
                 given = f"src_ptr + {b.src_at}, dst_ptr + {b.dst_at}, {share}, {shares}"
@@ -230,15 +240,17 @@ class _Writer:
             if len(transfers.moves) > 1:
                 copy = [f"if {kind} == {number}:", *indented(copy)]
             lines += copy
-        return [*lines, *self._signal("OP_SIGNALS", transfers.signals, "op")]
+        return [*lines, *self._signal("OP_SIGNALS", transfers.signals, "transfer")]
 
     def _loop(self) -> list[str]:
         """The header of the loop over this program's tiles."""
         loop, first = self.source.loop, "program"
         lines = []
         if self.scheme.transfers:
-            lines = ["first = tl.where(program < COMMUNICATING, TILES, program - COMMUNICATING)"]
-            first = "first"
+            lines = [
+                "first_position = tl.where(program < COMMUNICATING, TILES, program - COMMUNICATING)"
+            ]
+            first = "first_position"
         bounds = f"{first}, TILES, WORKERS"
         if loop is None:
             return [*lines, f"for position in range({bounds}):"]
@@ -281,12 +293,32 @@ class _Writer:
         names = {name: f"{name}_here" for name in self._reset()}
         return names | {r.pointer: f"{r.pointer}_here" for r in self.scheme.reads if not r.by_run}
 
-    def _find(self, read: Read, row: str, name: str = "") -> list[str]:
+    def _find(self, read: Read, row: str) -> list[str]:
         """Points ``<pointer>_here`` to where the operand's data is."""
-        label = f"READ_{read.pointer.removesuffix('_ptr').upper()}"
-        name = name or f"{read.pointer}_here"
-        spot, rank, shift = (self.entry(label, read.where, row, c) for c in range(3))
-        return [f"{name} = {self._pointer(read.spots, spot, rank)} + {shift}"]
+        stem = read.pointer.removesuffix("_ptr")
+        name = f"{read.pointer}_here"
+        return self._place_of(name, stem, read.spots, f"READ_{stem.upper()}", read.where, row)
+
+    def _place_of(
+        self,
+        name: str,
+        stem: str,
+        spots: Sequence[Spot],
+        label: str,
+        where: Columns,
+        row: str,
+    ) -> list[str]:
+        """Points ``name`` to the spot that a row of the table names."""
+        spot, rank, shift = (self.entry(label, where, row, c) for c in range(3))
+        lines = []
+        if len(spots) > 1:
+            lines.append(f"{stem}_spot = {spot}")
+        if any(one.peer for one in spots):
+            lines.append(f"{stem}_rank = {rank}")
+        found = self._pointer(spots, f"{stem}_spot", f"{stem}_rank")
+        if shift == "0":
+            return [*lines, f"{name} = {found}"]
+        return [*lines, f"{stem}_shift = {shift}", f"{name} = {found} + {stem}_shift"]
 
     def _pointer(self, spots: Sequence[Spot], spot: str, rank: str) -> str:
         """An expression for the array of a spot that a table names."""
@@ -370,10 +402,10 @@ class _Writer:
         steps = {step.name: step.amount for step in pointers.advances(loop)}
         carried = pointers.carried(loop, before, self.source.parameters)
         for name in sorted(carried & steps.keys()):
-            lines.append(f"{name}_first = {names.get(name, name)}")
+            lines.append(f"{name}_start = {names.get(name, name)}")
             shift = f" + {shifts.pop(name)}" if name in shifts else ""
             amount = f"run_first * ({steps[name]})"
-            inner.append(f"{names.get(name, name)} = {name}_first + {amount}{shift}")
+            inner.append(f"{names.get(name, name)} = {name}_start + {amount}{shift}")
         for name, shift in shifts.items():
             if name in carried:
                 raise self._unsupported(
@@ -437,8 +469,8 @@ class _Writer:
     def _store_place(self, here: str, row: str) -> list[str]:
         write = self.scheme.write
         assert write is not None
-        spot, rank, shift = (self.entry("STORES_ROWS", write.where.rows, row, c) for c in range(3))
-        return [f"{here} = {self._pointer(write.spots, spot, rank)} + {shift}"]
+        stem = write.pointer.removesuffix("_ptr")
+        return self._place_of(here, stem, write.spots, "STORES_ROWS", write.where.rows, row)
 
     def _addends(self, names: dict[str, str]) -> list[str]:
         """The loop that adds partial results to the accumulator, with the store's own addresses."""

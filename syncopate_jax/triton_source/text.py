@@ -78,3 +78,34 @@ def _names_backwards(statement: ast.stmt, names: Mapping[str, str]) -> list[ast.
 
 def _is_directive(line: str) -> bool:
     return line.startswith("#") and line.removeprefix("#").strip().startswith(PREFIX)
+
+
+def fitted(line: str, width: int = 100) -> list[str]:
+    """A line as several that are no wider than ``width``, where its outermost call can be split."""
+    text = line.strip()
+    indent = line[: len(line) - len(line.lstrip())]
+    call = None if len(line) <= width else _outermost_call(text)
+    if call is None:
+        return [line]
+    given = [*call.args, *call.keywords]
+    parts = [ast.get_source_segment(text, part) or ast.unparse(part) for part in given]
+    start = text.encode()[: call.func.end_col_offset].decode() + "("
+    end = ")" + text.encode()[call.end_col_offset :].decode()
+    joined = f"{indent}{INDENT}{', '.join(parts)}"
+    if len(joined) <= width:
+        return [indent + start, joined, indent + end]
+    inner = [found for part in parts for found in fitted(f"{indent}{INDENT}{part},", width)]
+    return [indent + start, *inner, indent + end]
+
+
+def _outermost_call(text: str) -> ast.Call | None:
+    """The widest call with arguments in a statement, a loop's header or an argument."""
+    for form in (text, text + " pass", text.removesuffix(",")):
+        try:
+            tree = ast.parse(form)
+        except SyntaxError:
+            continue
+        calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and (n.args or n.keywords)]
+        one_line = [n for n in calls if n.lineno == n.end_lineno == 1]
+        return max(one_line, key=lambda n: (n.end_col_offset or 0) - n.col_offset, default=None)
+    return None
