@@ -110,7 +110,7 @@ def _check_types(**arguments: object) -> None:
 
 def _on_device(launch: Launch, target: str) -> Launch:
     """``launch`` with the device's number of multiprocessors filled in."""
-    if target != "mosaic_gpu" or launch.sms is not None:
+    if target not in ("mosaic_gpu", "triton") or launch.sms is not None:
         return launch
     return launch.using(sms=device.core_count())
 

@@ -80,10 +80,10 @@ class Colocated:
 @functools.lru_cache(maxsize=64)
 def lay_out(work: Work) -> Layout:
     """The layout of a kernel whose tiles communicate."""
-    return _ColocatedMaker(work, 0).make()
+    return ColocatedMaker(work, 0).make()
 
 
-class _ColocatedMaker(LayoutMaker):
+class ColocatedMaker(LayoutMaker):
     kinds = (INPUT, RESULT, LANDING)
 
     def _check(self) -> None:
@@ -137,7 +137,7 @@ class _ColocatedMaker(LayoutMaker):
     # --- slots: raised by tiles ----------------------------------------------------------------
 
     def copiers_of(self, row: int) -> int:
-        return len(self.tiles_of[row]) * self.kernel.loop_body.signals
+        return len(self.tiles_of[row]) * self.tile_signals
 
     def _scale_slots(self) -> None:
         rows = self.schedule.op_signals

@@ -16,7 +16,7 @@ from syncopate_jax.ops.blocked import Blocked, block
 from syncopate_jax.ops.exchange_plan import plan_for, sublanes
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
-from syncopate_jax.pallas_kernels import contraction_mosaic_gpu, matmul_tpu
+from syncopate_jax.pallas_kernels import contraction_mosaic_gpu, contraction_triton, matmul_tpu
 from syncopate_jax.registry import backends, templates
 from syncopate_jax.runtime import custom_call, mesh
 from syncopate_jax.runtime.operator import Operator
@@ -24,10 +24,11 @@ from syncopate_jax.runtime.operator import Operator
 LARGEST_TILE = {
     "tpu": {"m": 256, "n": 256, "k": 512},
     "mosaic_gpu": {"m": 256, "n": 256, "k": 256},
+    "triton": {"m": 256, "n": 256, "k": 128},
 }
 
 # Tiles that run together share blocks in a GPU's L2 if they are near in both dimensions.
-ORDER = {"tpu": "natural", "mosaic_gpu": "grouped"}
+ORDER = {"tpu": "natural", "mosaic_gpu": "grouped", "triton": "grouped"}
 
 
 def choose_backend(spec: Contraction, options: Options) -> str:
@@ -141,7 +142,7 @@ def build(
 ) -> tuple[Operator, Blocked]:
     """The operator of a blocked contraction, and the layout of its operands; memoised."""
     target = options.target or "tpu"
-    make = prepare_gpu if target == "mosaic_gpu" else prepare
+    make = {"tpu": prepare, "mosaic_gpu": prepare_gpu, "triton": prepare_triton}[target]
     layout, kernel, plan = make(kind, layout, LARGEST_TILE[target], dtype, out_dtype, options)
     operator = compiler.compile(
         kernel,
@@ -219,6 +220,31 @@ def prepare_gpu(
         layout.out,
         layout.extents,
         config=config,
+        dtype=dtype,
+        out_dtype=out_dtype,
+    )
+    return layout, kernel, plan
+
+
+def prepare_triton(
+    kind: str,
+    layout: Blocked,
+    largest: Mapping[str, int],
+    dtype: str,
+    out_dtype: str,
+    options: Options,
+) -> tuple[Blocked, PallasKernel, Plan]:
+    """As ``prepare_gpu``, of a Triton kernel; every letter is a dimension of its own there."""
+    layout = layout.ungrouped()
+    tiles = contraction_triton.choose_tiles(layout.out, layout.extents, options.tile_sizes)
+    moved = dtype if layout.place != "out" else out_dtype
+    plan = plan_for(kind, layout, moved, tiles, options)
+    kernel = contraction_triton.contraction(
+        layout.lhs,
+        layout.rhs,
+        layout.out,
+        layout.extents,
+        tiles=tiles,
         dtype=dtype,
         out_dtype=out_dtype,
     )
