@@ -23,7 +23,7 @@ from syncopate_jax.rewrite.pairs import match
 from syncopate_jax.rewrite.report import Left, Replaced, Report
 from syncopate_jax.rewrite.steps import Step
 from syncopate_jax.rewrite.swaps import Operand, Place, Swap, Taken
-from syncopate_jax.rewrite.typed_dots import TypedDot, match_typed
+from syncopate_jax.rewrite.typed_dots import TypedDot, left_reshard, match_typed
 from syncopate_jax.runtime import custom_call
 
 OPAQUE = ("custom_jvp_call", "custom_vjp_call")
@@ -76,6 +76,9 @@ class Rewriter:
             elif graphs.bodies(node) and (run := self._enter(node, place)) is not None:
                 inner[node] = run
         self.why = outside
+        for node in program.nodes if place is None else ():
+            if node.name == "reshard" and node not in taken.gone and (r := left_reshard(node)):
+                self.left.append(Left(node.name, r, node.source))
         if not taken.made and not typed and not inner:
             return None
         return _Program(program, taken, typed, inner, self.options).run
@@ -118,7 +121,7 @@ class Rewriter:
             move = found.derived.fused
             assert move is not None
             spec = contraction_of(found.derived)
-            written = found.gone[-1] if found.gone else node
+            written = next((x for x in found.gone if x.index < node.index), node)
             self.replaced.append(
                 Replaced(written.name, spec, move.axis_names, written.source, node.source)
             )
@@ -265,10 +268,10 @@ class _Program:
             found = self.typed[node]
             with node.context():
                 x, w = (_look(value, known) for value in found.operands)
-                outs = [explicit_axes.product(found.product, *found.specs, x, w)]
-        else:
-            args = [_look(value, known) for value in node.inputs]
-            outs = self.inner[node](*args) if node in self.inner else node.bind(args)
+                known[found.result] = explicit_axes.product(found.product, *found.specs, x, w)
+            return
+        args = [_look(value, known) for value in node.inputs]
+        outs = self.inner[node](*args) if node in self.inner else node.bind(args)
         known.update(zip(node.outputs, outs, strict=True))
 
     def _operator(self, swap: Swap, known: Known) -> Known:

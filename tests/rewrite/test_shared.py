@@ -130,6 +130,13 @@ def test_gradient_is_overlapped() -> None:
     assert reasons(report) == ["add_any stands between: it sums several dots, an operator has one"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("body", [gate_and_up, other_orders, exchanged])
+def test_fused_kernels_keep_too(body: Callable[..., Any]) -> None:
+    report = same(mapped(body), X, W, V, backend="remote_dma")
+    assert (len(report.replaced), reasons(report)) == (1, [])
+
+
 def test_a_fused_backend_that_keeps_nothing() -> None:
     report = overlap(mapped(gate_and_up), backend="copy_engine", target="mosaic_gpu").report(
         X, W, V
