@@ -86,8 +86,21 @@ def test_batches_and_more_dimensions(mesh: tuple[int, ...], formula: str) -> Non
     check(formula, names(mesh), cases)
 
 
-def test_every_plan_does_its_move() -> None:
-    """Each different move of the exhaustive cases, by its plan, in the plan's own oracle."""
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_every_combination_with_more_dimensions(mesh: tuple[int, ...]) -> None:
+    """All that ``test_batches_and_more_dimensions`` takes a sample of."""
+    cases = combinations("bmk,kn->bmn", names(mesh))
+    assert len(cases) == (48 if len(mesh) == 1 else 3971)
+    check("bmk,kn->bmn", names(mesh), cases)
+
+
+@pytest.mark.parametrize("number", [60, pytest.param(None, marks=pytest.mark.slow)])
+def test_every_plan_does_its_move(number: int | None) -> None:
+    """Each different move of the exhaustive cases, by its plan, in the plan's own oracle.
+
+    ``number`` of them, or all.
+    """
     moves: dict[Any, tuple[Derived, Move]] = {}
     for sizes in MESHES:
         mesh = names(sizes)
@@ -101,7 +114,8 @@ def test_every_plan_does_its_move() -> None:
                 moves.setdefault(key, (derived, step))
     by_kind = {step.kind: (derived, step) for derived, step in moves.values()}
     rng = random.Random(0)
-    sample = [*by_kind.values(), *rng.sample(list(moves.values()), 60)]
+    every = list(moves.values())
+    sample = [*by_kind.values(), *rng.sample(every, number)] if number else every
     for derived, step in sample:
         if step.kind != "slice":
             _check_plan(derived, step)
