@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from syncopate_jax.commands.command import DONE, Command, add_json_flag, print_json
 from syncopate_jax.commands.progress import Progress
+from syncopate_jax.commands.simulate import read_topology
 from syncopate_jax.errors import FormatError, InputError, UnsupportedError
 from syncopate_jax.ir import serial, text
 from syncopate_jax.ir.plan import Plan
+from syncopate_jax.ir.topology import Topology
 from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.registry import importers
 
@@ -29,7 +31,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--how",
         default="direct",
         metavar="HOW",
-        help="direct: collectives stay whole (the default); template: as transfers",
+        help="direct: collectives stay whole (the default); template: as transfers; synthesis: as "
+        "transfers made for --topology",
+    )
+    parser.add_argument(
+        "--topology",
+        metavar="T",
+        help="h100, h200, pcie, ring, nodes:AxB, torus:AxB, or a topology's JSON file",
     )
     parser.add_argument(
         "--choose",
@@ -59,7 +67,10 @@ def run(args: argparse.Namespace) -> int:
     chosen = dict(_choice(word) for word in args.choose)
     with Progress(f"import {args.file}"):
         program = _read(reader, args.file)
-        made = _lowered(program, args.how, chosen) if args.out or args.json else []
+        topology = (
+            None if args.topology is None else read_topology(args.topology, program.num_ranks)
+        )
+        made = _lowered(program, args.how, chosen, topology) if args.out or args.json else []
     plans = [plan for plan in made if isinstance(plan, Plan)]
     files = [] if args.out is None else _write(plans, Path(args.out), args.format)
     if args.json:
@@ -111,13 +122,15 @@ def _read(reader: Reader, name: str) -> ImportedProgram:
         raise FormatError(f"{shown}: {error}") from error
 
 
-def _lowered(program: ImportedProgram, how: str, chosen: dict[str, str]) -> list[Plan | str]:
+def _lowered(
+    program: ImportedProgram, how: str, chosen: dict[str, str], topology: Topology | None
+) -> list[Plan | str]:
     """The plan of each collective, or why it has none."""
     made: list[Plan | str] = []
     for i, collective in enumerate(program.collectives):
         own = collective.choose if how == "template" else {}
         try:
-            plan = expand_collectives(collective.plan(), how, {**own, **chosen})
+            plan = expand_collectives(collective.plan(), how, {**own, **chosen}, topology)
         except UnsupportedError as error:
             made.append(str(error))
         else:

@@ -39,13 +39,14 @@ def test_says_what_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert "[matmul_reduce_scatter: [reduce_scatter out b over ranks + dot]]" in out
 
 
-@pytest.mark.parametrize(("how", "form"), [("direct", "json"), ("template", "text")])
+@pytest.mark.parametrize(
+    ("how", "form"), [("direct", "json"), ("template", "text"), ("synthesis", "json")]
+)
 def test_writes_plans(
     how: str, form: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    code, out, _ = run(
-        capsys, "hlo", MLP, "--out", tmp_path / "new", "--how", how, "--format", form, "--json"
-    )
+    more = ("--out", tmp_path / "new", "--how", how, "--format", form, "--topology", "nodes:2x4")
+    code, out, _ = run(capsys, "hlo", MLP, *more, "--json")
     found = json.loads(out)
     assert (code, found["ranks"], len(found["files"])) == (0, 8, 2)
     assert [one["kind"] for one in found["collectives"]] == ["all_gather", "reduce_scatter"]
@@ -107,6 +108,7 @@ def test_reads_standard_input(
         (("shardings", MLP), "no importer of files is called 'shardings'"),
         (("alpa", MLP), f"{MLP}: alpa: is not JSON"),
         (("hlo", MLP, "--how", "magic", "--json"), "how 'magic' is not one of template, direct"),
+        (("hlo", MLP, "--how", "synthesis", "--json"), "topology"),
         (("hlo", MLP, "--choose", "x"), "import: --choose 'x' must be KIND=TEMPLATE"),
         (("hlo", MLP.with_name("none")), "none: No such file or directory"),
     ],

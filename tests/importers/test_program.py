@@ -9,9 +9,11 @@ import pytest
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.importers.program import ImportedCollective, ImportedProgram
+from syncopate_jax.ir import presets
 from syncopate_jax.ir.comm import OpDep
+from syncopate_jax.ir.topology import Topology
 from syncopate_jax.passes.expand_collectives import expand_collectives
-from tests.importers.exchanges import assert_right
+from tests.importers.exchanges import assert_plan_right, assert_right
 
 PAIRS = ((0, 1), (2, 3))
 RING = (((0, 1), (1, 2), (2, 3), (3, 0)),) * 3
@@ -86,6 +88,25 @@ def test_plans_are_right(changes: dict[str, Any]) -> None:
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         make(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        GATHER | {"groups": ((2, 0), (1, 3))},
+        {"kind": "reduce_scatter", "split_axis": 1, "cuts": ((0, 2),), "produced": True},
+        {"kind": "all_to_all", "reduce": "none", "split_axis": 0, "concat_axis": 1},
+        {"kind": "all_to_all", "reduce": "none", "split_axis": 0, "concat_axis": 0},
+        {"kind": "broadcast", "reduce": "none", "groups": ((2, 0),), "produced": True},
+    ],
+)
+@pytest.mark.parametrize("topology", [presets.h200_nvlink(4), presets.preset("torus:2x2", 4)])
+def test_synthesised_plans_are_right(changes: dict[str, Any], topology: Topology) -> None:
+    """The third way to lower any collective: transfers for the links of a topology."""
+    what = make(**changes)
+    plan = expand_collectives(what.plan(), "synthesis", topology=topology)
+    assert not plan.has_collectives()
+    assert_plan_right(what, plan)
 
 
 def test_pieces_of_a_ring_follow_each_other() -> None:
