@@ -338,3 +338,25 @@ def test_reductions_are_what_their_computation_does(root: str, reduce: str) -> N
     else:
         with pytest.raises(UnsupportedError, match=f"this one by {reduce}"):
             found.plan()
+
+
+@pytest.mark.parametrize(
+    ("fused", "body"),
+    [
+        ("f { ROOT c = f32[8,8] constant({...})\n}\n",
+         f"{GATHER}  r = f32[8,8] fusion(g), kind=kLoop, calls=f"),
+        ("", f"{GATHER}  r = (f32[8,8], f32[8,8]) copy(g)"),
+        ("f { q = f32[4,8] parameter(5)\n ROOT t = f32[4,8] copy(q)\n}\n",
+         f"  d = f32[4,8] dot(p, w), {DOT}\n  t = f32[4,8] fusion(d), kind=kLoop, calls=f\n"
+         f"  r = f32[4,8] all-reduce(t), to_apply=add, {GROUPS}"),
+        ("", f"  c0 = f32[4,8] dot(p, w), {DOT}\n"
+         + "\n".join(f"  c{i} = f32[4,8] copy(c{i - 1})" for i in range(1, 70))
+         + f"\n  r = f32[4,8] all-reduce(c69), to_apply=add, {GROUPS}"),
+    ],
+    ids=["a fusion without the operand", "a copy to two", "a fusion of fewer", "too far"],
+)  # fmt: skip
+def test_no_pair_through(fused: str, body: str) -> None:
+    weight = "  w = f32[8,8] constant({...})\n"
+    (found,) = import_hlo(module(weight + body, before=ADD + fused)).collectives
+    assert found.pair is None
+    assert_right(found)
