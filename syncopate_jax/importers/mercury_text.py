@@ -59,6 +59,7 @@ class _Parser:
         self.promised: set[str] = set()  # rings that axes name
         self.rings: set[str] = set()
         self.buffers: dict[str, Buffer] = {}
+        self.stored: set[str] = set()
         self.outputs: dict[str, int] = {}  # buffers that must be stored, and their lines
         self.meshes: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
         self.grids: list[tuple[int, tuple[str, ...], str]] = []
@@ -234,6 +235,7 @@ class _Parser:
         if self._rings():
             self.fail(f"a ring of what is stored to {name} is not read")
         self.outputs.pop(name, None)
+        self.stored.add(name)
 
     def _reduce(self) -> None:
         at = self.at
@@ -324,6 +326,8 @@ class _Parser:
     def _finish(self) -> None:
         if not self.meshes:
             self.fail("the program has no buffer on a mesh")
+        if not self.stored and not self.outputs:
+            self.fail("the program stores nothing; was the file cut?")
         if missing := sorted(self.promised - self.rings):
             self.fail(f"axes name ring {missing[0]}, which no line has; was the file cut?")
         if extra := sorted(self.rings - self.promised):

@@ -110,6 +110,19 @@ def fuzz(name: str, path: Path, count: int, seed: int) -> int:
     return refused
 
 
+def truncate(name: str, path: Path, count: int) -> None:
+    """Cuts a file at ``count`` places, evenly spaced: nothing but the whole is imported."""
+    text = path.read_text(encoding="utf-8").rstrip()
+    whole = stripped(importers.get(name)(text))
+    cuts = range(0, len(text), max(1, len(text) // count))
+    refused = 0
+    for cut in cuts:
+        program = read(name, text[:cut])
+        refused += program is None
+        assert program is None or stripped(program) == whole, text[:cut][-80:]
+    assert refused >= 0.9 * len(cuts)
+
+
 class ImporterConformance:
     """The suite, run once for each fixture."""
 
@@ -139,15 +152,12 @@ class ImporterConformance:
 
     @pytest.mark.parametrize(("name", "path"), CASES, ids=IDS)
     def test_a_truncated_file_is_refused(self, name: str, path: Path) -> None:
-        text = path.read_text(encoding="utf-8").rstrip()
-        whole = stripped(importers.get(name)(text))
-        refused = 0
-        cuts = range(0, len(text), max(1, len(text) // 60))
-        for cut in cuts:
-            program = read(name, text[:cut])
-            refused += program is None
-            assert program is None or stripped(program) == whole, text[:cut][-80:]
-        assert refused >= 0.9 * len(cuts)
+        truncate(name, path, 60)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("name", "path"), CASES, ids=IDS)
+    def test_a_file_truncated_anywhere_is_refused(self, name: str, path: Path) -> None:
+        truncate(name, path, 2000)
 
     @pytest.mark.parametrize(("name", "path"), CASES, ids=IDS)
     def test_a_faulty_file_gives_no_wrong_plan(self, name: str, path: Path) -> None:
