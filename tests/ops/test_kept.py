@@ -65,8 +65,7 @@ def wanted(case: Any, x: jax.Array, w: jax.Array) -> Any:
     ("case", "backend"),
     [
         *((case, "xla") for case in CASES),
-        (CASES[0], "remote_dma"),
-        *(pytest.param(case, "remote_dma", marks=pytest.mark.slow) for case in CASES[1:]),
+        *(pytest.param(case, "remote_dma", marks=pytest.mark.slow) for case in CASES),
     ],
     ids=str,
 )

@@ -58,7 +58,9 @@ BOTH_WAYS = {
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", ["megatron", "fsdp", pytest.param("ulysses", marks=pytest.mark.slow)]
+)
 def test_gradient_is_overlapped(model: str) -> None:
     """Of the gradient's collectives all are replaced but sums of what no dot made: biases, norms.
 
@@ -139,6 +141,20 @@ def test_scan_over_layers(remat: bool) -> None:
     fn = mapped(functools.partial(models.layers, remat=remat), specs, 2)
     report = same(fn, params, tokens(4, 2, 8))
     assert kinds(report) == [GATHER, SCATTER] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", [False, True])
+def test_gradient_of_a_scan_over_layers(remat: bool) -> None:
+    """Under remat the backward pass also computes the first three pairs again."""
+    each = [models.megatron_params(8, 4, 12, seed) for seed in range(2)]
+    params = jax.tree.map(lambda *xs: jnp.stack(xs), *each)
+    specs = jax.tree.map(lambda s: P(None, *s), models.MEGATRON, is_leaf=lambda s: isinstance(s, P))
+    fn = mapped(functools.partial(models.layers, remat=remat), specs, 2)
+    report = same_gradient(fn, params, tokens(4, 2, 8))
+    again = [GATHER, SCATTER, GATHER] if remat else []
+    assert kinds(report) == [GATHER, SCATTER] * 2 + again + [GATHER, SCATTER] * 2
+    assert set(reasons(report)) == {"what it moves is made by reduce_sum, not by a dot"}
 
 
 def test_data_and_tensor_parallel_in_nested_jit() -> None:

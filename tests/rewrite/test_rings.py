@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from syncopate_jax.rewrite.overlap import overlap
-from tests.rewrite.compare import kinds, mesh_of, reasons, same
+from tests.rewrite.compare import kinds, mesh_of, reasons, same, same_gradient
 
 RANKS = 4
 RNG = np.random.default_rng(8)
@@ -151,7 +151,19 @@ def arrays() -> tuple[Array, Array]:
     return tuple(jnp.asarray(RNG.standard_normal(s), jnp.float32) for s in ((16, 24), (24, 8)))
 
 
-@pytest.mark.parametrize("body", [*GATHERED, *SUMMED, *SCATTERED, scatter_columns])
+@pytest.mark.parametrize(
+    "body",
+    [
+        gather_rows_in_a_loop,
+        gather_rows_both_ways,
+        gather_contracted_scan,
+        scatter_rows,
+        *(
+            pytest.param(body, marks=pytest.mark.slow)
+            for body in (gather_rows, gather_contracted, scatter_rows_scan, scatter_columns)
+        ),
+    ],
+)
 def test_ring_is_one_operator(body: Callable[..., Any]) -> None:
     x, w = arrays()
     fn = mapped(body)
@@ -265,6 +277,16 @@ def test_other_results_of_a_loop_are_kept() -> None:
         overlap(jax.shard_map(body, mesh=mesh_of(RANKS), **specs)).report(*arrays())
     )
     assert ELSEWHERE in reason
+
+
+@pytest.mark.parametrize(
+    "body", [gather_rows_in_a_loop, pytest.param(gather_contracted, marks=pytest.mark.slow)]
+)
+def test_gradient_of_a_ring_is_left(body: Callable[..., Any]) -> None:
+    """What went around is kept for the backward pass: take the gradient of the overlapped ring."""
+    report = same_gradient(mapped(body), *arrays(), tolerance=1e-4)
+    assert report.replaced == ()
+    assert ELSEWHERE in reasons(report)[0]
 
 
 def test_rings_in_a_row_inside_a_scan() -> None:

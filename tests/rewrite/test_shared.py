@@ -69,7 +69,7 @@ def exchanged(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
     return h @ w[:3] + h @ v[:3, :2]
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("body", "wanted"),
     [
@@ -108,7 +108,10 @@ def test_the_dot_that_hides_most_is_taken() -> None:
     assert lines[1] - lines[0] > 0
 
 
-@pytest.mark.parametrize("body", [gate_and_up, exchanged, one_feeds_a_sum])
+@pytest.mark.parametrize(
+    "body",
+    [gate_and_up, one_feeds_a_sum, pytest.param(exchanged, marks=pytest.mark.slow)],
+)
 def test_nothing_is_sent_twice(body: Callable[..., Any]) -> None:
     """Program and gradient have as many collectives as before."""
 
