@@ -95,6 +95,7 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -
     [
         GATHER | {"groups": ((2, 0), (1, 3))},
         {"kind": "reduce_scatter", "split_axis": 1, "cuts": ((0, 2),), "produced": True},
+        {"kind": "all_reduce", "produced": True},
         {"kind": "all_to_all", "reduce": "none", "split_axis": 0, "concat_axis": 1},
         {"kind": "all_to_all", "reduce": "none", "split_axis": 0, "concat_axis": 0},
         {"kind": "broadcast", "reduce": "none", "groups": ((2, 0),), "produced": True},
