@@ -17,6 +17,7 @@ from syncopate_jax.commands import (
     demo,
     doctor,
     explain,
+    import_plan,
     plan,
     simulate,
     synthesize,
@@ -28,6 +29,7 @@ from syncopate_jax.errors import DeadlockError, SyncopateError
 COMMANDS: tuple[Command, ...] = (
     demo.COMMAND,
     plan.COMMAND,
+    import_plan.COMMAND,
     verify.COMMAND,
     simulate.COMMAND,
     synthesize.COMMAND,

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "syncopate_jax"
 # Each unit may import those before it; units joined by a bar may not import each other.
 ORDER = (
-    "errors options registry ir plans kernel pallas_kernels check native "
+    "errors options registry ir plans kernel triton_source pallas_kernels check native "
     "synthesis passes|importers|backends "
     "runtime tune compiler ops rewrite|advice commands cli __init__ __main__"
 )

@@ -213,8 +213,8 @@ class ReducingLayout(Layout):
     def __post_init__(self) -> None:
         sums: tuple[dict[Box, None], ...] = tuple({} for _ in self.parts)
         for op in self.ops:
-            if op.reduce != "none":
-                sums[op.dst_rank][op.dst.box] = None
+            if op.reduce != "none" and op.dst.tensor == op.src.tensor:
+                sums[op.dst_rank][op.dst.box] = None  # else added to in the result itself
         for place, part in enumerate(self.parts):
             own = self._own(place)
             if part.kind == "reduce_scatter" and own.size and not sums[place]:

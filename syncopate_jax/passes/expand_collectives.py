@@ -262,10 +262,9 @@ class _Expansion:
             for key, value in arguments.items()
             if key != "num_ranks"
         }
-        dtype = self.plan.tensor(head.src.tensor).dtype
-        return synthesize(
-            head.kind, subset(self.topology, head.ranks), **{"dtype": dtype} | renamed | dict(extra)
-        )
+        renamed["dtype"] = self.plan.tensor(head.src.tensor).dtype
+        renamed["one_shot"] = not _meet(head.src, head.dst)
+        return synthesize(head.kind, subset(self.topology, head.ranks), **renamed | dict(extra))
 
     def _scratch_name(self) -> str:
         names = {tensor.name for tensor in self.tensors}

@@ -52,6 +52,7 @@ def synthesize(
     chunks: int | None = None,
     tries: int = 2,
     seed: int = 0,
+    one_shot: bool = True,
     channels: Sequence[str] | None = None,
     mode: str = "push",
     produced: bool | None = None,
@@ -80,6 +81,8 @@ def synthesize(
       chunks: pieces a shard (or block); tried out if None.
       tries: attempts with random ties, beside the one with none.
       seed: of random ties.
+      one_shot: whether members of an all-reduce may add whole partials to each other's sums, which
+        is fastest for small tensors; not where sums are to replace partials.
       channels: names of the channels used; if None, all but ``host``, or with it where the group
         is not joined without.
       mode: ``push`` lists transfers on their senders, ``pull`` on their receivers.
@@ -95,7 +98,7 @@ def synthesize(
         channels=channels, mode=mode, produced=produced, tensor=tensor, out=out, name=name,
     )  # fmt: skip
     counts = None if chunks is None else (integer(request.where, "chunks", chunks, 1),)
-    return _best(request, counts, integer(request.where, "tries", tries, 0), seed)
+    return _best(request, counts, integer(request.where, "tries", tries, 0), seed, one_shot)
 
 
 def bound(kind: str, topology: Topology, shape: Sequence[int], **arguments: Any) -> Bound:
@@ -103,11 +106,13 @@ def bound(kind: str, topology: Topology, shape: Sequence[int], **arguments: Any)
     return make_request(kind, topology, shape, **arguments).bound()
 
 
-def _best(request: Request, counts: tuple[int, ...] | None, tries: int, seed: int) -> Plan:
+def _best(
+    request: Request, counts: tuple[int, ...] | None, tries: int, seed: int, one_shot: bool
+) -> Plan:
     least = request.bound().seconds
     usual = _BROADCAST_PIECES if request.kind == "broadcast" else _PIECES
     found = list(_attempts(request, counts or usual, tries, seed, least))
-    if request.kind == "all_reduce" and counts is None:
+    if request.kind == "all_reduce" and counts is None and one_shot:
         small = one_shot_draft(request, min(one.seconds for one in found))
         found += [] if small is None else [small]
     found.sort(key=lambda one: one.seconds)
