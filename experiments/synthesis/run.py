@@ -36,6 +36,10 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"
 LARGE = dict.fromkeys(KINDS, 64 * MIB) | {"all_to_all": 16 * MIB, "broadcast": 16384 * MIB}
 SMALL = dict.fromkeys(KINDS, 64 * 1024) | {"broadcast": MIB}
 PARTS = {"large": LARGE, "small": SMALL}
+PARTS_TEXT = {
+    "large": "Bandwidth: 64 MiB a shard, 16 MiB a block, 16 GiB to broadcast",
+    "small": "Latency: 64 KiB a shard or block, 1 MiB to broadcast",
+}
 
 
 def one_way_channels(grid: Topology) -> Topology:
@@ -196,8 +200,23 @@ def table(rows: list[dict[str, Any]], part: str) -> str:
     return "\n".join(lines)
 
 
+def times(rows: list[dict[str, Any]]) -> str:
+    """The longest that synthesis took, by kind and ranks, in seconds of the processor."""
+    shown = sorted({row["ranks"] for row in rows})
+    lines = ["| kind | " + " | ".join(map(str, shown)) + " |", "|---" * (1 + len(shown)) + "|"]
+    for kind in KINDS:
+        cells = []
+        for ranks in shown:
+            took = [r["synthesis_s"] for r in rows if (r["kind"], r["ranks"]) == (kind, ranks)]
+            cells.append(f"{max(took):.1f}" if took else "")
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def _cell(row: dict[str, Any]) -> str:
-    template = row.get("template_us")
+    if "template" not in row:
+        return f"{row['ratio']:.3f}"
+    template = row["template_us"]
     other = f"{template / row['bound_us']:.2f}" if template else "none"
     return f"{row['ratio']:.3f} ({other})"
 
@@ -210,8 +229,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.table:
         rows = json.loads(RESULTS.read_text())["rows"]
-        for part in PARTS:
-            print(f"\n{part}:\n{table(rows, part)}")
+        for part, text in PARTS_TEXT.items():
+            print(f"\n### {text}\n{table(rows, part)}")
+        print(f"\n### Seconds that synthesis takes\n\n{times(rows)}")
         return
     cases = [
         (kind, family, topology, part)
