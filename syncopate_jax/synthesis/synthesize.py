@@ -25,7 +25,7 @@ _PIECES = (1, 2, 4, 8, 16)
 # One tensor for all is cut finely, so that many ranks pass it on at once.
 _BROADCAST_PIECES = (1, 32, 256, 512)
 # Transfers of all attempts together beyond which no further one is begun.
-_BUDGET, _BROADCAST_BUDGET = 60_000, 80_000
+_BUDGET, _BROADCAST_BUDGET = 60_000, 120_000
 # An attempt this near the bound needs no better one.
 _NEAR = 1.01
 # Attempts that are simulated, if they are small, or anyway.
@@ -153,6 +153,7 @@ def _styles(request: Request, tries: int, seed: int, least: float) -> Iterator[S
         return
     if request.kind == "broadcast":
         yield Style(chain=True)
+        tries = (tries + 1) // 2  # it has many pieces, so each attempt takes long
     slow = len(request.network.src) and request.network.levels().max() > 0
     for one in (None, *range(seed, seed + tries)):
         deadlines = _DEADLINES if slow else (math.inf,)
