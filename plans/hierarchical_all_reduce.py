@@ -85,7 +85,7 @@ def hierarchical_all_reduce(
         name=where,
         num_ranks=cut.num_ranks,
         tensors=(Tensor(tensor, cut.shape, dtype, per_rank=True), Tensor(out, cut.shape, dtype)),
-        initial=partial_regions(cut, tensor, produced),
+        initial=partial_regions(cut.num_ranks, cut.full, tensor, produced),
         goals=tuple(
             Goal(r, out, cut.full, tensor, ranks=ranks, reduce=reduce)
             for r in ranks

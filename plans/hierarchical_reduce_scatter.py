@@ -77,7 +77,7 @@ def hierarchical_reduce_scatter(
         name=where,
         num_ranks=cut.num_ranks,
         tensors=(Tensor(tensor, cut.shape, dtype, per_rank=True),),
-        initial=partial_regions(cut, tensor, produced),
+        initial=partial_regions(cut.num_ranks, cut.full, tensor, produced),
         goals=tuple(goal for goal in goals if goal.box.size),
         columns=made.columns(),
         channels=channels,
