@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from syncopate_jax.backends import gpu_kernel, gpu_tables
-from syncopate_jax.backends.gpu_buffers import INPUT, LANDING, RESULT, Key
+from syncopate_jax.backends.gpu_buffers import INPUT, LANDING, RESULT, Key, cut_dimensions
 from syncopate_jax.backends.gpu_kernel import FusedKernel
 from syncopate_jax.backends.gpu_tables import Layout, LayoutMaker, Points, own_key
 from syncopate_jax.backends.interface import Emitted, Work
 from syncopate_jax.backends.rank_table import Lists
 from syncopate_jax.errors import SyncopateError, UnsupportedError
+from syncopate_jax.kernel.local import block_shape
 from syncopate_jax.options import Launch
 
 Array = np.ndarray
@@ -63,8 +64,9 @@ class Colocated:
                 f"'tma_colocated'"
             )
         for spec, out in zip(work.kernel.out_specs, work.kernel.out_shape, strict=True):
-            for size, extent in zip(spec.block_shape, out.shape, strict=True):
-                if size and extent % size:
+            for d in cut_dimensions(spec):
+                size, extent = block_shape(spec, out.shape)[d], out.shape[d]
+                if extent % size:
                     return (
                         f"{self.name}: tiles of {size} do not divide {extent}, and a store from "
                         f"registers is not clipped: use 'tma_colocated'"
