@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from syncopate_jax.backends import gpu_kernel, gpu_tables
-from syncopate_jax.backends.gpu_buffers import INPUT, LANDING, RESULT, Key, cut_dimensions
+from syncopate_jax.backends.gpu_buffers import INPUT, LANDING, RESULT, Key
 from syncopate_jax.backends.gpu_kernel import FusedKernel
 from syncopate_jax.backends.gpu_tables import Layout, LayoutMaker, Points, own_key
 from syncopate_jax.backends.interface import Emitted, Work
 from syncopate_jax.backends.rank_table import Lists
 from syncopate_jax.errors import SyncopateError, UnsupportedError
-from syncopate_jax.kernel.local import block_shape
 from syncopate_jax.options import Launch
 
 Array = np.ndarray
@@ -64,9 +63,8 @@ class Colocated:
                 f"'tma_colocated'"
             )
         for spec, out in zip(work.kernel.out_specs, work.kernel.out_shape, strict=True):
-            for d in cut_dimensions(spec):
-                size, extent = block_shape(spec, out.shape)[d], out.shape[d]
-                if extent % size:
+            for size, extent in zip(spec.block_shape or (), out.shape, strict=True):
+                if size and extent % size:
                     return (
                         f"{self.name}: tiles of {size} do not divide {extent}, and a store from "
                         f"registers is not clipped: use 'tma_colocated'"
@@ -82,10 +80,10 @@ class Colocated:
 @functools.lru_cache(maxsize=64)
 def lay_out(work: Work) -> Layout:
     """The layout of a kernel whose tiles communicate."""
-    return _ColocatedMaker(work, 0).make()
+    return ColocatedMaker(work, 0).make()
 
 
-class _ColocatedMaker(LayoutMaker):
+class ColocatedMaker(LayoutMaker):
     kinds = (INPUT, RESULT, LANDING)
 
     def _check(self) -> None:
@@ -139,7 +137,7 @@ class _ColocatedMaker(LayoutMaker):
     # --- slots: raised by tiles ----------------------------------------------------------------
 
     def copiers_of(self, row: int) -> int:
-        return len(self.tiles_of[row]) * self.kernel.loop_body.signals
+        return len(self.tiles_of[row]) * self.tile_signals
 
     def _scale_slots(self) -> None:
         rows = self.schedule.op_signals
