@@ -498,10 +498,12 @@ class _Worker:
         rows, columns = self.config.part
         row = first_row + (wg * rows if self.config.split == "m" else 0)
         column = first_column + (wg * columns if self.config.split == "n" else 0)
+        # Not known when traced: JAX refuses known starts past an edge, the copy unit clips there.
+        nothing = wg * 0
 
         def on_tile(matrix: Any, tile_row: Any, tile_column: Any) -> None:
-            at = pl.ds(tile_row + row, WGMMA_ROWS)
-            use(matrix.at[at, pl.ds(tile_column + column, self.store_columns)])
+            at = pl.ds(tile_row + row + nothing, WGMMA_ROWS)
+            use(matrix.at[at, pl.ds(tile_column + column + nothing, self.store_columns)])
 
         return on_tile
 
