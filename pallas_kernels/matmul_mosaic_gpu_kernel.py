@@ -413,24 +413,26 @@ class _Worker:
         tile = self.cta_tile(tile)
         slot, pending, before, parts = state
         before = tile_loop.Tile(*before)
-        # Steps that carry a store. A contraction with fewer leaves stores for after its last.
-        head = min(len(self.subtiles), self.k_steps)
-        # The stores are complete well before twice as many steps: then a signal waits for nothing.
-        signal_at = min(2 * head, self.k_steps) if self.loop.after_tile is not None else head
+        at = self.store_steps
+        # The stores are complete well before the signal: then it waits for nothing.
+        signal_at = self.signal_step if self.loop.after_tile is not None else len(at)
 
         def store(index: int) -> None:
             self.store_part(before, index, parts[index], wg, only_if=pending)
 
         def scope(acc: Any) -> Any:
-            end = slot
-            for k in range(head):
-                end = self.multiply_step(acc, k, end, wg, beside=functools.partial(store, k))
-            for index in range(head, len(self.subtiles)):
+            end, done = slot, 0
+            for index, k in enumerate(at):
+                end = self.multiply(acc, done, k, end, wg)
+                end = self.multiply_step(acc, k, end, wg, beside=functools.partial(store, index))
+                done = k + 1
+            for index in range(len(at), len(self.subtiles)):
                 store(index)
             if self.loop.after_tile is not None:
-                end = self.multiply(acc, head, signal_at, end, wg)
+                end = self.multiply(acc, done, signal_at, end, wg)
+                done = signal_at
                 pl.when(pending)(lambda: self.signal(before))
-            end = self.multiply(acc, signal_at, self.k_steps, end, wg)
+            end = self.multiply(acc, done, self.k_steps, end, wg)
             value = self.finish_product(acc, tile, end)
             rounded = [self.round_part(tile, i, value, wg) for i, _ in enumerate(self.subtiles)]
             return end, tuple(rounded)
@@ -438,8 +440,26 @@ class _Worker:
         end, rounded = pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
         return end, jnp.bool_(True), (tile.step, tile.m, tile.n, tile.chunk), rounded
 
+    @property
+    def store_steps(self) -> list[int]:
+        """The k steps beside which the tile before is stored, one output store each.
+
+        A contraction with fewer leaves stores for after its last. Stores that go to other devices
+        are spread over the product: all CTAs end a tile together, and the link would stall them.
+        """
+        count = min(len(self.subtiles), self.k_steps)
+        span = self.signal_step if self.loop.after_tile is not None else count
+        return [index * span // count for index in range(count)] if span >= count else []
+
+    @property
+    def signal_step(self) -> int:
+        """The k step before which the stores of the tile before are complete and signalled."""
+        return max(3 * self.k_steps // 4, min(len(self.subtiles), self.k_steps))
+
     def multiply(self, acc: Any, begin: int, end: int, slot: jax.Array, wg: jax.Array) -> jax.Array:
         """K steps ``begin`` to ``end``; returns the slot after the last."""
+        if begin >= end:
+            return slot
 
         def step(k: jax.Array, slot: jax.Array) -> jax.Array:
             return self.multiply_step(acc, k, slot, wg)
