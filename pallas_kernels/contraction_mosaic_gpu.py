@@ -264,6 +264,13 @@ class ContractionLoop:
             w_at=functools.partial(finder.read, self.w),
             y_at=finder.write,
             addends=places.addends if places.has_addends else None,
+            addends_ahead=(
+                places.has_addends
+                and places.single_addends
+                and self.config.overlaps(result.dtype)
+                and shape["out"][0] % self.config.tile_m == 0
+                and shape["out"][1] % self.config.tile_n == 0
+            ),
             k_steps=steps,
             direct=places.direct,
         )

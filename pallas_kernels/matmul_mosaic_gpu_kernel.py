@@ -29,6 +29,7 @@ _untyped: Any = plgpu
 
 CTA_AXIS, WARPGROUP_AXIS = "cta", "wg"
 CLUSTER_AXES = ("cluster_m", "cluster_n")
+ADDEND_STEPS = 6  # k steps that hide a wait that is over and a read of a tile from L2
 NARROWEST_SWIZZLE = 32  # bytes; wgmma reads operands swizzled by 32, 64 or 128
 
 
@@ -52,6 +53,8 @@ class Operands:
       y_at: called with the tile and what to do with the tile's place; it may have several.
       addends: called with the tile; the number of tiles to add, and a function of a number and of
         what to do with that tile.
+      addends_ahead: no tile has more than one addend, and tiles divide the matrices: they are then
+        read into registers during the product, not through shared memory after it.
       k_steps: how many k steps there are, if not as many as ``x`` and ``w`` are deep.
       direct: store from registers, where the matrices are not known before the launch; the tile
         must then divide them, and ``after_tile`` must publish what all threads stored.
@@ -67,6 +70,7 @@ class Operands:
     w_at: Callable[[tile_loop.Tile, Any, Use], None] | None = None
     y_at: Callable[[tile_loop.Tile, Use], None] | None = None
     addends: Callable[[tile_loop.Tile], tuple[Any, Callable[[Any, Use], None]]] | None = None
+    addends_ahead: bool = False
     k_steps: int | None = None
     direct: bool = False
 
@@ -179,7 +183,7 @@ def scratch(operands: Operands, config: MatmulConfig, flat_views: bool = True) -
         ),
         "full": plgpu.Barrier(num_arrivals=2, num_barriers=config.stages),
     }
-    if operands.addend is not None:
+    if operands.addend is not None and not operands.addends_ahead:
         dtype = operands.addend.dtype
         itemsize = jnp.dtype(dtype).itemsize
         transforms = _tiled(SWIZZLE_BYTES // itemsize, dtype)
@@ -432,9 +436,16 @@ class _Worker:
                 end = self.multiply(acc, done, signal_at, end, wg)
                 done = signal_at
                 pl.when(pending)(lambda: self.signal(before))
+            addends: tuple[jax.Array, ...] | None = None
+            if self.operands.addends_ahead:
+                end = self.multiply(acc, done, self.addend_step, end, wg)
+                done = max(done, self.addend_step)
+                addends = self.read_addends(tile, wg)
             end = self.multiply(acc, done, self.k_steps, end, wg)
             value = self.finish_product(acc, tile, end)
-            rounded = [self.round_part(tile, i, value, wg) for i, _ in enumerate(self.subtiles)]
+            rounded = [
+                self.round_part(tile, i, value, wg, addends) for i, _ in enumerate(self.subtiles)
+            ]
             return end, tuple(rounded)
 
         end, rounded = pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
@@ -455,6 +466,11 @@ class _Worker:
     def signal_step(self) -> int:
         """The k step before which the stores of the tile before are complete and signalled."""
         return max(3 * self.k_steps // 4, min(len(self.subtiles), self.k_steps))
+
+    @property
+    def addend_step(self) -> int:
+        """The k step before which addends are read: late, as peers may be late, but hidden."""
+        return max(self.k_steps - ADDEND_STEPS, 0)
 
     def multiply(self, acc: Any, begin: int, end: int, slot: jax.Array, wg: jax.Array) -> jax.Array:
         """K steps ``begin`` to ``end``; returns the slot after the last."""
@@ -503,7 +519,8 @@ class _Worker:
 
     def finish_product(self, acc: Any, tile: tile_loop.Tile, slot: jax.Array) -> jax.Array:
         """The accumulator once its products have completed; ``slot`` is the one after the last."""
-        if self.operands.addend is not None and self.loop.before_addend is not None:
+        waits = self.operands.addend is not None and not self.operands.addends_ahead
+        if waits and self.loop.before_addend is not None:
             self.loop.before_addend(tile)
         value = plgpu.wgmma_accumulator_load(acc)
         if self.config.in_flight:
@@ -530,14 +547,45 @@ class _Worker:
     def corner(self, tile: tile_loop.Tile) -> tuple[jax.Array, jax.Array]:
         return tile.m * self.config.tile_m, tile.n * self.config.tile_n
 
+    def read_addends(self, tile: tile_loop.Tile, wg: jax.Array) -> tuple[jax.Array, ...]:
+        """Each output store's addend, or zeros where the tile has none; waits until it is there."""
+        if self.loop.before_addend is not None:
+            self.loop.before_addend(tile)
+        assert self.operands.addends is not None
+        count, addend_at = self.operands.addends(tile)
+        dtype = self.operands.addend.dtype
+
+        def read() -> tuple[jax.Array, ...]:
+            found: list[jax.Array] = []
+
+            def keep(ref: Any) -> None:
+                found.append(plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False))
+
+            for index, _ in enumerate(self.subtiles):
+                addend_at(jnp.int32(0), self.on_part(keep, index, wg))
+            return tuple(found)
+
+        def nothing() -> tuple[jax.Array, ...]:
+            zeros = jnp.zeros((WGMMA_ROWS, self.store_columns), dtype)
+            return tuple(plgpu.layout_cast(zeros, plgpu.Layout.WGMMA) for _ in self.subtiles)
+
+        return lax.cond(count > 0, read, nothing)
+
     def round_part(
-        self, tile: tile_loop.Tile, index: int, value: jax.Array, wg: jax.Array
+        self,
+        tile: tile_loop.Tile,
+        index: int,
+        value: jax.Array,
+        wg: jax.Array,
+        addends: tuple[jax.Array, ...] | None = None,
     ) -> jax.Array:
         """One output store's values: addends and transform in float32, then one rounding."""
         row, column = self.subtiles[index]
         part = value[row : row + WGMMA_ROWS, column : column + self.store_columns]
         load = self.on_part(functools.partial(self.load_addend, wg=wg), index, wg)
-        if self.operands.addends is not None:
+        if addends is not None:
+            part += addends[index].astype(jnp.float32)
+        elif self.operands.addends is not None:
             count, addend_at = self.operands.addends(tile)
 
             def add(i: jax.Array, total: jax.Array) -> jax.Array:

@@ -49,8 +49,8 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
             "partitioned": lambda pair, fn=left: fn(*pair),
             "gemm": lambda _, fn=product, inputs=inputs: fn(*inputs),
         }
-        flops = 2 * problem.m * problem.k * problem.n / ranks.count
-        calls = 1 if args.tiny else max(3, min(20, int(8e-3 / (flops / 650e12))))
+        one_call = problem.flops / ranks.count / 650e12
+        calls = 1 if args.tiny else max(3, min(20, int(8e-3 / one_call)))
         seconds = timing.interleaved_seconds(
             versions, [(pair,) for pair in pairs], rounds=args.rounds, calls=calls
         )

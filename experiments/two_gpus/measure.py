@@ -42,7 +42,7 @@ def traced(problem: Problem, ranks: Ranks, choices: Mapping[str, Any]) -> dict[s
             lowered = programs.program(problem, ranks, options).lower(*shapes)
             pending[label] = pool.submit(lowered.compile)
             if problem.small:
-                lowered = programs.repeated(problem, ranks, options, REPEATS).lower(*shapes)
+                lowered = programs.repeated_program(problem, ranks, options, REPEATS).lower(*shapes)
                 pending[f"{REPEATS} x {label}"] = pool.submit(lowered.compile)
         except (SyncopateError, ValueError, NotImplementedError) as error:
             failed[label] = f"{type(error).__name__}: {error}"[:300]
@@ -61,7 +61,7 @@ def jax_kernel(problem: Problem, ranks: Ranks) -> dict[str, Any]:
 
     found = {}
     dimension = collective.MatmulDimension
-    for tile_m, tile_n, wg in ((128, 128, dimension.M), (128, 128, dimension.N)):
+    for tile_m, tile_n, wg in ((128, 128, dimension.N),):
         for width in (8, 16):
             config = collective.TuningConfig(
                 tile_m=tile_m,
@@ -132,7 +132,7 @@ def measure(problem: Problem, ranks: Ranks, built: Mapping[str, Any], args: Any)
     versions: dict[str, Any] = {"xla": programs.program(problem, ranks, xla), **built["versions"]}
     failed = dict(built["failed"])
     if problem.small:
-        versions[f"{REPEATS} x xla"] = programs.repeated(problem, ranks, xla, REPEATS)
+        versions[f"{REPEATS} x xla"] = programs.repeated_program(problem, ranks, xla, REPEATS)
     if args.rivals and problem.operator is problems.GATHER:
         versions |= jax_kernel(problem, ranks)
     wanted = jax.block_until_ready(versions["xla"](*pairs[0]))
@@ -146,8 +146,8 @@ def measure(problem: Problem, ranks: Ranks, built: Mapping[str, Any], args: Any)
             failed[label] = f"{type(error).__name__}: {error}"[:300]
             del versions[label]
     del wanted
-    flops = 2 * problem.m * problem.k * problem.n / ranks.count
-    calls = max(args.min_calls, int(args.block_ms * 1e-3 / (flops / RATE)))
+    one_call = problem.flops / ranks.count / RATE
+    calls = max(args.min_calls, int(args.block_ms * 1e-3 / one_call))
     calls = args.min_calls if args.tiny else min(calls, 40)
     product, product_shapes = programs.local(problem, ranks, jnp.matmul)
     exchange, exchange_shapes = programs.exchange(problem, ranks)
@@ -158,6 +158,10 @@ def measure(problem: Problem, ranks: Ranks, built: Mapping[str, Any], args: Any)
             tuple(ranks.random(s, 9 + i) for i, s in enumerate(exchange_shapes)),
         ),
     }
+    if problem.small:
+        again = programs.repeated(jnp.matmul, REPEATS)
+        several, _ = programs.local(problem, ranks, again)
+        alone[f"{REPEATS} x gemm"] = several, alone["gemm"][1]
     bound: dict[str, Callable[[Any], Any]] = {
         label: lambda pair, fn=fn: fn(*pair) for label, fn in versions.items()
     }
@@ -218,6 +222,7 @@ def summary(
     if inside and repeated + "xla" in medians:
         fastest = min(inside, key=lambda label: medians[repeated + label])
         row["best_inside"] = fastest
+        row["to_gemm_inside"] = round(medians[repeated + fastest] / medians[repeated + "gemm"], 4)
         row["speedup_inside"] = round(medians[repeated + "xla"] / medians[repeated + fastest], 4)
     return row
 

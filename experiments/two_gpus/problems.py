@@ -17,6 +17,8 @@ from syncopate_jax.ops import (
 )
 from syncopate_jax.options import Launch
 
+SMALL_FLOPS = 3e11  # two H200s take some 250 microseconds, about as long as a call's host work
+
 
 @dataclass(frozen=True, slots=True)
 class Operator:
@@ -92,9 +94,14 @@ class Problem:
         )  # type: ignore[return-value]
 
     @property
+    def flops(self) -> int:
+        """Of all ranks."""
+        return 2 * self.m * self.k * self.n
+
+    @property
     def small(self) -> bool:
-        """Whether it is timed inside a longer program too: alone, the host's work hides it."""
-        return self.m <= 2048
+        """Whether it is timed inside a longer program too: alone, it waits for the host."""
+        return self.flops <= SMALL_FLOPS
 
 
 def _problems() -> tuple[Problem, ...]:

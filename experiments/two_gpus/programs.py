@@ -89,20 +89,26 @@ def program(problem: Problem, ranks: Ranks, options: dict[str, Any]) -> Any:
     return jax.jit(ranks.over(fn, operator.x, operator.w, operator.y))
 
 
-def repeated(problem: Problem, ranks: Ranks, options: dict[str, Any], times: int) -> Any:
-    """The operator ``times`` times in one program, each after the one before; returns x."""
-    operator = problem.operator
-    fn = one_rank(operator, options)
+def repeated(fn: Fn, times: int) -> Fn:
+    """``fn(x, w)`` ``times`` times in one program, each after the one before; returns x."""
 
     def run(x: jax.Array, w: jax.Array) -> jax.Array:
         def body(x: jax.Array, _: None) -> tuple[jax.Array, None]:
             # The next x differs from this one by something that the result alone tells.
-            some = jnp.max(jnp.abs(fn(x, w)[:1, :8].astype(jnp.float32))) * 0
+            y = lax.optimization_barrier(fn(x, w))
+            some = jnp.max(jnp.abs(y[:1, :8].astype(jnp.float32))) * 0
             return x.at[:1, :1].add(some.astype(x.dtype)), None
 
         return lax.scan(body, x, None, length=times)[0]
 
-    return jax.jit(ranks.over(run, operator.x, operator.w, operator.x))
+    return run
+
+
+def repeated_program(problem: Problem, ranks: Ranks, options: dict[str, Any], times: int) -> Any:
+    """The jitted operator, ``times`` times in one program."""
+    operator = problem.operator
+    fn = repeated(one_rank(operator, options), times)
+    return jax.jit(ranks.over(fn, operator.x, operator.w, operator.x))
 
 
 def local(problem: Problem, ranks: Ranks, matmul: Fn) -> tuple[Any, tuple[Any, Any]]:

@@ -306,6 +306,10 @@ class _Places:
         return self.kernel.layout.addend_key is not None
 
     @property
+    def single_addends(self) -> bool:
+        return self.kernel.layout.addends.most <= 1
+
+    @property
     def direct(self) -> bool:
         return self.kernel.direct
 

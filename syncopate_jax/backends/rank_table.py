@@ -45,12 +45,14 @@ class Lists:
     Attributes:
       empty: no rank has any row, so the kernel needs no code for it.
       each: how many rows every point of every rank has, or None if that differs.
+      most: how many rows any point has.
     """
 
     start: Section
     rows: Section
     empty: bool
     each: int | None = None
+    most: int = 0
 
     def bounds(self, table: Any, point: Any) -> tuple[Any, Any]:
         """First and past-last row of a point; not read from the table where points are alike."""
@@ -103,5 +105,7 @@ class TableMaker:
                 values[rank, : len(rows)] = rows
         starts = self.section(np.stack(start)[..., None])
         counts = {len(rows) for one in points for rows in one}
-        each = counts.pop() if len(counts) == 1 else None
-        return Lists(starts, self.section(values, [len(rows) for rows in flat]), longest == 0, each)
+        each = next(iter(counts)) if len(counts) == 1 else None
+        section = self.section(values, [len(rows) for rows in flat])
+        most = max((len(rows) for one in points for rows in one), default=0)
+        return Lists(starts, section, longest == 0, each, most)
