@@ -28,9 +28,9 @@ from experiments.two_gpus import flagged, problems
 
 STAGES = ("correctness", "speed", "flagged", "torch", "link")
 READY_SECONDS = 150  # for all processes to trace and compile
-CORRECT_SECONDS = 150
+CORRECT_SECONDS = 80
 PROBLEM_SECONDS = 40
-RIVALS = 10  # problems, the most important, that rivals in processes of their own run too
+RIVALS = 6  # problems, the most important, that rivals in processes of their own run too
 
 
 class Results:
