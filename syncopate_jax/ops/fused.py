@@ -208,7 +208,12 @@ def prepare_gpu(
 ) -> tuple[Blocked, PallasKernel, Plan]:
     """As ``prepare``, for the tensor cores of a GPU: tiles of a fixed size, cut by the edge."""
     tiles, config = contraction_mosaic_gpu.choose_config(
-        layout.lhs, layout.out, layout.extents, options.tile_sizes, out_dtype
+        layout.lhs,
+        layout.out,
+        layout.extents,
+        options.tile_sizes,
+        out_dtype,
+        adds=kind in ("reduce_scatter", "all_reduce"),
     )
     if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
         layout = layout.ungrouped()
