@@ -9,7 +9,7 @@ import numpy as np
 from syncopate_jax.ir.argument_types import checked
 from syncopate_jax.ir.arguments import one_of, origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
-from syncopate_jax.ir.moves import Array, Moves, join, relay
+from syncopate_jax.ir.moves import Array, Moves, join_columns, relay
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.shards import Shards, cut_shards
 from syncopate_jax.plans.reducing import (
@@ -22,6 +22,11 @@ from syncopate_jax.registry import templates
 
 NAME = "all_reduce_two_shot"
 PARTIAL, SUM = 0, 1  # positions of the two tensors
+
+MOST_LISTED = 32
+"""Ranks up to which every copy of a sum lists all reductions into it, some 30 000 in all. Beyond,
+copies wait for their owner's own, which lists them: that delays the sums by one local copy of a
+shard, which is little beside the many remote copies of as many bytes that follow it."""
 
 
 @templates.register(NAME)
@@ -47,9 +52,9 @@ def all_reduce_two_shot(
     """Every rank ends with the sum, in ``out``, of a tensor that all ranks hold in full.
 
     Rank d owns shard d. With ``direct`` all others add their partials to it, and each operation
-    that copies a sum out of it waits for all of them; with ``ring`` partials and sums go around a
-    ring, and one hop stands for all before it. Direct needs ``num_ranks**3`` dependencies: use
-    ring beyond some hundred ranks.
+    that copies a sum out of it waits for all of them, or beyond 32 ranks for the owner's copy,
+    which does; with ``ring`` partials and sums go around a ring, and one hop stands for all before
+    it. Of what a ring carries in fewer than 32 bits see ``reduce_scatter_ring``.
 
     Args:
       shape: extents of the whole tensor, in elements.
@@ -80,33 +85,40 @@ def all_reduce_two_shot(
         split_axis=split_axis,
         mode=mode,
     )
-    moves = join(phases)
+    columns = join_columns(phases)
     return all_reduce_plan(
-        where, cut.num_ranks, cut, moves, tensor, out, dtype, reduce, produced, channel, origin
+        where, cut.num_ranks, cut, columns, tensor, out, dtype, reduce, produced, channel, origin
     )
 
 
 def _gather_direct(where: str, mode: str, shards: Shards, produced: bool) -> list[Moves]:
-    """Owners hand their sums to r+1, r+2, … and to themselves, after every reduction into them."""
+    """Owners hand their sums to r+1, r+2, … and to themselves, after every reduction into them.
+
+    With many ranks they copy them first, and hand them on after that.
+    """
     count = shards.num_ranks
     ranks = np.arange(count)[:, None]
-    offset = np.arange(1, count + 1)  # the last one is the owner's own copy
     step = np.arange(count - 1)
-    contributor = ranks - 1 - step  # in push mode the one that lists the reduction at that step
-    return [
-        relay(
+    contributor = (ranks - 1 - step) % count  # the one that lists that step's push to this rank
+
+    def hand(offset: Array, prev_rank: Array, prev_step: Array) -> Moves:
+        return relay(
             where,
             mode,
             shards,
             (ranks + (offset if mode == "push" else -offset)) % count,
             ranks,
-            prev_rank=(contributor % count)[:, None, :],
-            prev_step=step[None, None, :],
+            prev_rank=prev_rank[:, None, :],
+            prev_step=prev_step[None, None, :],
             src_tensor=PARTIAL,
             dst_tensor=SUM,
             produced=produced,
         )
-    ]
+
+    if count <= MOST_LISTED:
+        return [hand(np.arange(1, count + 1), contributor, step)]  # the last is the owner's own
+    own = np.array([count - 1])  # step of the owner's copy, behind the reductions
+    return [hand(np.array([0]), contributor, step), hand(np.arange(1, count), ranks, own)]
 
 
 def _gather_ring(where: str, mode: str, shards: Shards, produced: bool) -> list[Moves]:
