@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from syncopate_jax.ir.argument_types import checked
-from syncopate_jax.ir.arguments import one_of, origin_text
+from syncopate_jax.ir.arguments import integer, one_of, origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
 from syncopate_jax.ir.moves import Array, Moves, join_columns, relay
 from syncopate_jax.ir.plan import Plan
@@ -22,11 +22,6 @@ from syncopate_jax.registry import templates
 
 NAME = "all_reduce_two_shot"
 PARTIAL, SUM = 0, 1  # positions of the two tensors
-
-MOST_LISTED = 32
-"""Ranks up to which every copy of a sum lists all reductions into it, some 30 000 in all. Beyond,
-copies wait for their owner's own, which lists them: that delays the sums by one local copy of a
-shard, which is little beside the many remote copies of as many bytes that follow it."""
 
 
 @templates.register(NAME)
@@ -48,13 +43,18 @@ def all_reduce_two_shot(
     out: str = "out",
     name: str | None = None,
     channel: str = DEFAULT_CHANNEL,
+    most_listed: int = 32,
 ) -> Plan:
     """Every rank ends with the sum, in ``out``, of a tensor that all ranks hold in full.
 
     Rank d owns shard d. With ``direct`` all others add their partials to it, and each operation
-    that copies a sum out of it waits for all of them, or beyond 32 ranks for the owner's copy,
-    which does; with ``ring`` partials and sums go around a ring, and one hop stands for all before
-    it. Of what a ring carries in fewer than 32 bits see ``reduce_scatter_ring``.
+    that copies a sum out of it waits for all of them; with ``ring`` partials and sums go around a
+    ring, and one hop stands for all before it. Of what a ring carries in fewer than 32 bits see
+    ``reduce_scatter_ring``.
+
+    If each copy lists all it waits for, dependencies grow with the cube of the ranks. Beyond
+    ``most_listed`` ranks only the owner's own copy lists them, and the others wait for that: which
+    delays the sums by one local copy of a shard, little beside as many remote ones as ranks.
 
     Args:
       shape: extents of the whole tensor, in elements.
@@ -65,6 +65,7 @@ def all_reduce_two_shot(
       mode: ``push`` lists each operation on its source, ``pull`` on its destination.
       produced: whether the partials come from compute tiles.
       out: name of the tensor that receives the sum.
+      most_listed: of ``direct``, see above; of 32 ranks all copies list some 30 000 operations.
 
     Raises:
       InputError: an argument is out of range.
@@ -74,7 +75,11 @@ def all_reduce_two_shot(
     ring = one_of(where, "algorithm", algorithm, ("direct", "ring")) == 1
     phase = reduce_ring if ring else reduce_direct
     phases = [phase(where, mode, cut, reduction(where, reduce), produced)]
-    phases += (_gather_ring if ring else _gather_direct)(where, mode, cut, produced)
+    joined = cut.num_ranks > integer(where, "most_listed", most_listed, 0)
+    if ring:
+        phases += _gather_ring(where, mode, cut, produced)
+    else:
+        phases += _gather_direct(where, mode, cut, produced, joined)
     origin = origin_text(
         NAME,
         num_ranks=num_ranks,
@@ -91,10 +96,12 @@ def all_reduce_two_shot(
     )
 
 
-def _gather_direct(where: str, mode: str, shards: Shards, produced: bool) -> list[Moves]:
+def _gather_direct(
+    where: str, mode: str, shards: Shards, produced: bool, joined: bool
+) -> list[Moves]:
     """Owners hand their sums to r+1, r+2, … and to themselves, after every reduction into them.
 
-    With many ranks they copy them first, and hand them on after that.
+    If ``joined``, they copy them to themselves first, and hand them on once that is done.
     """
     count = shards.num_ranks
     ranks = np.arange(count)[:, None]
@@ -115,7 +122,7 @@ def _gather_direct(where: str, mode: str, shards: Shards, produced: bool) -> lis
             produced=produced,
         )
 
-    if count <= MOST_LISTED:
+    if not joined:
         return [hand(np.arange(1, count + 1), contributor, step)]  # the last is the owner's own
     own = np.array([count - 1])  # step of the owner's copy, behind the reductions
     return [hand(np.array([0]), contributor, step), hand(np.arange(1, count), ranks, own)]
