@@ -43,7 +43,7 @@ def all_reduce_two_shot(
     out: str = "out",
     name: str | None = None,
     channel: str = DEFAULT_CHANNEL,
-    most_listed: int = 32,
+    most_listed: int = 72,
 ) -> Plan:
     """Every rank ends with the sum, in ``out``, of a tensor that all ranks hold in full.
 
@@ -54,7 +54,9 @@ def all_reduce_two_shot(
 
     If each copy lists all it waits for, dependencies grow with the cube of the ranks. Beyond
     ``most_listed`` ranks only the owner's own copy lists them, and the others wait for that: which
-    delays the sums by one local copy of a shard, little beside as many remote ones as ranks.
+    delays the sums by one local copy of a shard, little beside as many remote ones as ranks. GPU
+    backends whose tiles are sent by who computes them cannot wait for a copy; they need all ranks
+    in one NVLink domain, and the largest has 72 devices.
 
     Args:
       shape: extents of the whole tensor, in elements.
@@ -65,7 +67,7 @@ def all_reduce_two_shot(
       mode: ``push`` lists each operation on its source, ``pull`` on its destination.
       produced: whether the partials come from compute tiles.
       out: name of the tensor that receives the sum.
-      most_listed: of ``direct``, see above; of 32 ranks all copies list some 30 000 operations.
+      most_listed: of ``direct``, see above; copies among 72 ranks list 368 064 operations in all.
 
     Raises:
       InputError: an argument is out of range.

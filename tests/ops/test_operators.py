@@ -145,7 +145,12 @@ def test_sums_of_many_ranks_stay_in_float32() -> None:
 
 
 @pytest.mark.parametrize(
-    "ranks,given", [(2, False), (3, True), pytest.param(8, False, marks=pytest.mark.slow)]
+    "ranks,given",
+    [
+        pytest.param(2, False, marks=pytest.mark.slow),
+        (3, True),
+        pytest.param(8, False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_ring_rounds_its_sums_no_more_often_than_direct_sums(ranks: int, given: bool) -> None:
     """The ring by its name, and as a plan of the user's in the dtype of the result."""
@@ -161,6 +166,16 @@ def test_a_ring_rounds_its_sums_no_more_often_than_direct_sums(ranks: int, given
         assert found.dtype == jnp.bfloat16
         errors[name] = cases.error(np.asarray(found, np.float64), exact)
     assert errors["ring"] <= 1.1 * errors["direct"] < 2.0**-8
+
+
+def test_an_all_reduce_whose_copies_wait_for_their_owners() -> None:
+    plan = templates.get("all_reduce_two_shot")(
+        3, (1, 3, 6, 12), axis=1, dtype="float32", most_listed=1
+    )
+    fn = cases.sharded(BY_NAME["all_reduce"], cases.ranks_mesh(3), backend="remote_dma", plan=plan)
+    x, w, ct = cases.operands(1, 18, 12, 12)
+    found = np.asarray(jax.jit(fn)(x, w), np.float64)
+    cases.assert_near(found, cases.exact(x, w, ct)[0], 4 * EPS["float32"])
 
 
 def test_a_ring_carries_float32_and_a_direct_exchange_does_not() -> None:
