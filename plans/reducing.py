@@ -7,6 +7,7 @@ import numpy as np
 
 from syncopate_jax.ir.arguments import one_of
 from syncopate_jax.ir.chunk import Box
+from syncopate_jax.ir.columns import Columns
 from syncopate_jax.ir.comm import REDUCTIONS
 from syncopate_jax.ir.moves import Moves, relay
 from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
@@ -81,7 +82,7 @@ def all_reduce_plan(
     name: str,
     num_ranks: int,
     whole: Shards,
-    moves: Moves,
+    columns: Columns,
     tensor: str,
     out: str,
     dtype: str,
@@ -94,7 +95,7 @@ def all_reduce_plan(
 
     Args:
       whole: shards of the tensor, however many; its shape and its full box count.
-      moves: from the tensor at position 0 to ``out`` at position 1.
+      columns: operations from the tensor at position 0 to ``out`` at position 1.
 
     Raises InputError when a tensor's name or the dtype is not valid.
     """
@@ -109,7 +110,7 @@ def all_reduce_plan(
         ),
         initial=partial_regions(num_ranks, full, tensor, produced),
         goals=goals if full.size else (),
-        columns=moves.columns(),
+        columns=columns,
         channels=(channel,),
         origins=(origin,),
     )
