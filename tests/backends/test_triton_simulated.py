@@ -133,7 +133,9 @@ def gather(ranks: int, axis: int, dtype: str = "float32", **shapes: tuple[int, .
                 ops.append(P2P(rank, rank, (rank + step) % ranks, own, own))
     everyone = range(ranks)
     starts = [
-        Region(r, name, part(name, shape, r).box) for r in everyone for name, shape in shapes.items()
+        Region(r, name, part(name, shape, r).box)
+        for r in everyone
+        for name, shape in shapes.items()
     ]
     goals = [Goal(r, name, Box.full(shape)) for r in everyone for name, shape in shapes.items()]
     tensors = [Tensor(name, shape, dtype) for name, shape in shapes.items()]
