@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from syncopate_jax.backends import triton_facts
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.kernel.directives_tree import plain_function
 from syncopate_jax.kernel.local import PallasKernel
@@ -94,6 +95,7 @@ def jax_triton() -> Any:
             f"target 'triton': jax-triton cannot be used here ({error}); it needs JAX's CUDA "
             f"plugin: pip install 'syncopate-jax[cuda13,triton]'"
         ) from error
+    triton_facts.complete(found.triton_lib)
     return found
 
 

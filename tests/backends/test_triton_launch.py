@@ -1,4 +1,4 @@
-"""How rewritten kernels are launched, with a stand-in for jax-triton; and what is refused, by text."""
+"""How rewritten kernels are launched, with a stand-in for jax-triton; and what is refused."""
 
 from __future__ import annotations
 
