@@ -73,16 +73,15 @@ class TritonMaker(LayoutMaker):
 
     def kernel_reason(self) -> str | None:
         body = self.body
+        if self.written() is not None and body.source.epilogue is None:
+            return (
+                f"plan {self.plan.name} moves what kernel {self.kernel.name} writes, and the "
+                f"kernel has no epilogue directive"
+            )
         if len(self.schedule.addends.values) and not body.has_addend:
             return (
                 f"plan {self.plan.name} adds partial results to tiles, and kernel "
                 f"{self.kernel.name} says not to what: name it in its epilogue directive"
-            )
-        written = self.written()
-        if written is not None and body.source.epilogue is None:
-            return (
-                f"plan {self.plan.name} moves what kernel {self.kernel.name} writes, and the "
-                f"kernel has no epilogue directive"
             )
         return None
 
