@@ -96,7 +96,8 @@ class _Writer:
         lines = [
             f'"""Kernel {source.name} of {where}, fused: {self.scheme.title}.',
             "",
-            f"Made by syncopate_jax (rewriter {VERSION}) by the kernel's directives; not to be edited.",
+            f"Made by syncopate_jax (rewriter {VERSION}) by the kernel's directives; not to be "
+            "edited.",
             '"""',
             "",
             "import triton",

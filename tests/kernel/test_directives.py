@@ -167,7 +167,8 @@ FALSE = {
     "end alone": (END, END * 2, "'end dispatch' closes nothing"),
     "other block": (
         "        total += tl.load(x_ptr + row + column + step)\n",
-        "        total += tl.load(x_ptr + row + column + step)\n        # syncopate: end epilogue\n",
+        "        total += tl.load(x_ptr + row + column + step)\n"
+        "        # syncopate: end epilogue\n",
         "'end epilogue' closes nothing",
     ),
     "unmapped": ("r=row, c=column", "r=row", "axis c is neither mapped by dispatch nor reduced"),
