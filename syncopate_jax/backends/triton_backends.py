@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -16,6 +17,7 @@ from syncopate_jax.native import build
 from syncopate_jax.options import Launch
 
 TARGET = "triton"
+Maker = Callable[[Work, int], TritonMaker]
 MOST_COMMUNICATING = 8
 """Programs of a rank; of 2, 4, 8 and 16 the fastest on an H200 whose ranks have 66 each."""
 
@@ -37,7 +39,7 @@ class TritonBackend:
     """
 
     name: str
-    maker: type[TritonMaker]
+    maker: Maker
     dedicated: bool
     targets: tuple[str, ...] = (TARGET,)
     folds: bool = True
@@ -87,7 +89,7 @@ class TritonBackend:
 
 
 @functools.lru_cache(maxsize=64)
-def lay_out(work: Work, maker: type[TritonMaker], programs: int) -> Laid:
+def lay_out(work: Work, maker: Maker, programs: int) -> Laid:
     """Scheme, table and buffers of a launch."""
     return maker(work, programs).lay_out(programs)
 

@@ -307,8 +307,8 @@ class TritonMaker(LayoutMaker):
         rows = np.zeros((self.ranks, tiles, count, where.shape[-1]), np.int64)
         for rank, starts in enumerate(self._run_starts):
             rows[rank, :, : len(starts)] = where[rank, :tiles][:, starts]
-        rows = rows.reshape(self.ranks, tiles * count, -1)
-        return Read(pointer, spots, self._columns(rows), by_run, by_tile=not alike)
+        columns = self._columns(rows.reshape(self.ranks, tiles * count, -1))
+        return Read(pointer, spots, columns, by_run, by_tile=not alike)
 
     def _where(self, operand: str, tensor: str) -> tuple[tuple[Spot, ...], Array]:
         """Spots, and (spot, rank, shift) of every box: [ranks, tiles, steps, 3]."""
