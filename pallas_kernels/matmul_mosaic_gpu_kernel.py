@@ -553,7 +553,7 @@ class _Worker:
         smem = self.y_smem.at[wg, index % slots]
         direct = self.operands.direct
         if not direct:
-            plgpu.wait_smem_to_gmem(slots - 1, wait_read_only=True)
+            plgpu.wait_smem_to_gmem(self.stores_since(index), wait_read_only=True)
             smem[...] = part
             plgpu.commit_smem()
 
@@ -576,6 +576,14 @@ class _Worker:
             send()
         else:
             pl.when(only_if)(send)
+
+    def stores_since(self, index: int) -> int:
+        """Output stores begun, at least, since the one that used this part's slot before."""
+        count, slots = len(self.subtiles), self.config.epilogue_slots
+        if index >= slots:
+            return slots - 1
+        last = max(range(index, count, slots))  # of the tile before
+        return min(count - last + index, slots) - 1
 
     def signal(self, tile: tile_loop.Tile) -> None:
         if self.loop.after_tile is not None:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from syncopate_jax.ir.argument_types import checked
 from syncopate_jax.ir.arguments import one_of, origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
 from syncopate_jax.ir.moves import Array, Moves, join, relay
-from syncopate_jax.ir.plan import Goal, Plan, Tensor
+from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.shards import Shards, cut_shards
 from syncopate_jax.plans.reducing import (
-    partial_regions,
+    all_reduce_plan,
     reduce_direct,
     reduce_ring,
     reduction,
@@ -24,6 +25,7 @@ PARTIAL, SUM = 0, 1  # positions of the two tensors
 
 
 @templates.register(NAME)
+@checked
 def all_reduce_two_shot(
     num_ranks: int,
     shape: Sequence[int],
@@ -68,7 +70,6 @@ def all_reduce_two_shot(
     phase = reduce_ring if ring else reduce_direct
     phases = [phase(where, mode, cut, reduction(where, reduce), produced)]
     phases += (_gather_ring if ring else _gather_direct)(where, mode, cut, produced)
-    ranks = tuple(range(cut.num_ranks))
     origin = origin_text(
         NAME,
         num_ranks=num_ranks,
@@ -79,19 +80,9 @@ def all_reduce_two_shot(
         split_axis=split_axis,
         mode=mode,
     )
-    return Plan(
-        name=where,
-        num_ranks=cut.num_ranks,
-        tensors=(Tensor(tensor, cut.shape, dtype, per_rank=True), Tensor(out, cut.shape, dtype)),
-        initial=partial_regions(cut, tensor, produced),
-        goals=tuple(
-            Goal(r, out, cut.full, tensor, ranks=ranks, reduce=reduce)
-            for r in ranks
-            if cut.full.size
-        ),
-        columns=join(phases).columns(),
-        channels=(channel,),
-        origins=(origin,),
+    moves = join(phases)
+    return all_reduce_plan(
+        where, cut.num_ranks, cut, moves, tensor, out, dtype, reduce, produced, channel, origin
     )
 
 

@@ -15,10 +15,12 @@ from syncopate_jax.backends.interface import Backend, Work
 from syncopate_jax.check.verify import check
 from syncopate_jax.check.verify_schedule import check_schedule
 from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.ir.arguments import MAX_EXTENT, integer
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.axis_map import AxisMap
+from syncopate_jax.kernel.frame import frame_box
 from syncopate_jax.kernel.local import PallasKernel
-from syncopate_jax.options import ORDERS, Launch
+from syncopate_jax.options import ORDERS, Launch, is_order
 from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.passes.schedule_plan import schedule_plan
 from syncopate_jax.passes.split_chunks import split_chunks
@@ -61,9 +63,12 @@ def compile(
       InputError: an argument does not fit; UnsupportedError: no backend can do it, with reasons.
     """
     names = mesh.axis_tuple(axis_name, caller="compile")
-    if order not in ORDERS:
+    if not is_order(order):
         raise InputError(f"compile: order needs one of {', '.join(ORDERS)}, found {order!r}")
-    _check_types(kernel, plan, launch)
+    launch = Launch() if launch is None else launch
+    _check_types(kernel=kernel, plan=plan, launch=launch, backend=backend, target=target)
+    split = integer("compile", "split", split, 1)
+    split_axis = integer("compile", "split_axis", split_axis, -MAX_EXTENT)
     axis_map = AxisMap.of(axis_map)
     check(plan)
     plan = expand_collectives(plan)
@@ -71,7 +76,7 @@ def compile(
     space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel))
     axis_map.check(plan, accesses)
     _check_dtypes(plan, axis_map, kernel)
-    launch = _on_device(launch or Launch(), target, plan.num_ranks)
+    launch = _on_device(launch, target, plan.num_ranks)
 
     @functools.cache
     def work(workers: int) -> Work:
@@ -96,13 +101,10 @@ def compile(
     )
 
 
-def _check_types(kernel: object, plan: object, launch: object) -> None:
+def _check_types(**arguments: object) -> None:
     """Raises InputError for an argument that is another kind of thing."""
-    for name, value, wanted in (
-        ("kernel", kernel, PallasKernel),
-        ("plan", plan, Plan),
-        ("launch", launch or Launch(), Launch),
-    ):
+    for name, value in arguments.items():
+        wanted = {"kernel": PallasKernel, "plan": Plan, "launch": Launch}.get(name, str)
         if not isinstance(value, wanted):
             raise InputError(f"compile: {name} needs a {wanted.__name__}, found {value!r}")
 
@@ -120,8 +122,6 @@ def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[st
     for binding in axis_map.bindings:
         if binding.operand not in kernel.operands:
             continue
-        boxes = [g.box for g in plan.goals if g.tensor == binding.tensor]
-        boxes = boxes or [r.box for r in plan.initial if r.tensor == binding.tensor]
         shape = plan.tensor(binding.tensor).shape
         dims = axis_map.dims(binding, len(shape))
         if sorted(dims) != list(range(len(shape))):
@@ -129,8 +129,9 @@ def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[st
                 f"axis map: dims {dims} of tensor {binding.tensor} {shape} must name each of its "
                 f"{len(shape)} dimensions once"
             )
-        extents = [max((box.shape[d] for box in boxes), default=0) for d in range(len(dims))]
-        shapes[binding.operand] = tuple(extents[dims.index(d)] for d in range(len(dims)))
+        lo, hi = frame_box(plan, binding.tensor, write=False)
+        extents = (hi - lo).max(axis=0)
+        shapes[binding.operand] = tuple(int(extents[dims.index(d)]) for d in range(len(dims)))
     return shapes
 
 

@@ -396,8 +396,11 @@ class TestProcess:
     def test_interrupt_leaves_no_traceback(self, tmp_path: Path) -> None:
         fifo = tmp_path / "fifo"
         os.mkfifo(fifo)
+        # A shell's background job ignores the signal, and hands that on to its children.
         found = subprocess.Popen(
-            [sys.executable, "-m", "syncopate_jax", "verify", str(fifo)], stderr=subprocess.PIPE
+            [sys.executable, "-m", "syncopate_jax", "verify", str(fifo)],
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         # It opens the fifo once it is up; the writer's end then opens too, and stays silent.
         with open(fifo, "wb"):

@@ -62,12 +62,13 @@ class Colocated:
                 f"data to tiles, which the tensor cores take from shared memory: use "
                 f"'tma_colocated'"
             )
-        ragged = [axis for axis in work.space.parallel if axis.extent % axis.tile]
-        if ragged:
-            return (
-                f"{self.name}: tiles of {ragged[0].tile} do not divide {ragged[0].extent}, and a "
-                f"store from registers is not clipped: use 'tma_colocated'"
-            )
+        for spec, out in zip(work.kernel.out_specs, work.kernel.out_shape, strict=True):
+            for size, extent in zip(spec.block_shape or (), out.shape, strict=True):
+                if size and extent % size:
+                    return (
+                        f"{self.name}: tiles of {size} do not divide {extent}, and a store from "
+                        f"registers is not clipped: use 'tma_colocated'"
+                    )
         return None
 
     def emit(self, work: Work, target: str) -> Emitted:

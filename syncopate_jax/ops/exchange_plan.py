@@ -149,5 +149,6 @@ def _split(kind: str, layout: Blocked, tiles: Mapping[str, int], wanted: int) ->
     if kind in ("all_gather", "all_to_all"):
         return axis, wanted
     extent, tile = layout.extents[letter], tiles[letter]
-    whole = [p for p in range(1, wanted + 1) if extent % p == 0 and (extent // p) % tile == 0]
+    most = min(wanted, extent)
+    whole = [p for p in range(1, most + 1) if extent % p == 0 and (extent // p) % tile == 0]
     return axis, max(whole, default=1)

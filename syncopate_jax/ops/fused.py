@@ -74,6 +74,45 @@ def contract(
     rhs: jax.Array,
 ) -> jax.Array:
     """``spec`` as one fused call; arguments as in ``contraction.contract``."""
+    operator, layout = _prepared(spec, axis_names, options, out_dtype, lhs, rhs)
+    operands = (x.reshape(layout.operand_shape(p)) for p, x in (("lhs", lhs), ("rhs", rhs)))
+    (out,) = operator(*operands)
+    if spec.kind != "all_reduce":  # one rank's share of a sum over one rank looks like the sum
+        out, _ = custom_call.vary_alike((out, lhs))
+    return out.reshape(layout.result)
+
+
+def contract_and_keep(
+    spec: Contraction,
+    axis_names: tuple[str, ...],
+    options: Options,
+    out_dtype: jnp.dtype,
+    lhs: jax.Array,
+    rhs: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """The same, and the operand that it exchanged."""
+    operator, layout = _prepared(spec, axis_names, options, out_dtype, lhs, rhs)
+    operands = (x.reshape(layout.operand_shape(p)) for p, x in (("lhs", lhs), ("rhs", rhs)))
+    out, kept = operator.keeping()(*operands)
+    letters = layout.exchanged.replace("(", "").replace(")", "").replace("S", "")
+    order = letters.replace("G", "").replace(spec.gather, f"G{spec.gather}")
+    kept = kept.reshape([layout.extents[letter] for letter in letters])
+    kept = kept.transpose([letters.index(letter) for letter in order])
+    sizes = {x: n * (layout.ranks if x == spec.gather else 1) for x, n in layout.sizes}
+    kept = kept.reshape([sizes[letter] for letter in spec.exchanged])
+    out, kept, _ = custom_call.vary_alike((out, kept, lhs))
+    return out.reshape(layout.result), kept
+
+
+def _prepared(
+    spec: Contraction,
+    axis_names: tuple[str, ...],
+    options: Options,
+    out_dtype: jnp.dtype,
+    lhs: jax.Array,
+    rhs: jax.Array,
+) -> tuple[Operator, Blocked]:
+    """The operator of a contraction of local arrays, and the layout of its operands."""
     ranks = mesh.ranks(axis_names)
     if 0 in (*lhs.shape, *rhs.shape):
         raise UnsupportedError(
@@ -89,12 +128,7 @@ def contract(
     folded = options.launched.using(folded=mesh.is_folded(axis_names))
     options = options.using(launch=folded)
     layout = block(spec, lhs.shape, rhs.shape, ranks)
-    operator, layout = build(spec.kind, layout, str(lhs.dtype), str(out_dtype), axis_names, options)
-    operands = (x.reshape(layout.operand_shape(p)) for p, x in (("lhs", lhs), ("rhs", rhs)))
-    (out,) = operator(*operands)
-    if spec.kind != "all_reduce":  # one rank's share of a sum over one rank looks like the sum
-        out, _ = custom_call.vary_alike((out, lhs))
-    return out.reshape(layout.result)
+    return build(spec.kind, layout, str(lhs.dtype), str(out_dtype), axis_names, options)
 
 
 @functools.lru_cache(maxsize=512)

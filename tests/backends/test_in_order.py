@@ -44,6 +44,20 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.plan.name}-{s.plan.num_ops}")
+def test_who_knows_that_all_have_begun(schedule: Schedule) -> None:
+    """In these plans data comes from every rank, directly or through others."""
+    assert all(found.heard_all for found in sequence(schedule))
+
+
+def test_ranks_that_do_not_know_that_all_have_begun() -> None:
+    """Along the chain of a broadcast, each hears of those before it."""
+    assert [found.heard_all for found in sequence(gathering(template="broadcast"))] == [
+        False, False, True,
+    ]  # fmt: skip
+    assert [found.heard_all for found in sequence(gathering(1))] == [True]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.plan.name}-{s.plan.num_ops}")
 def test_every_operation_is_started_sent_and_waited_for_once(schedule: Schedule) -> None:
     c = schedule.plan.columns
     for rank, found in enumerate(sequence(schedule)):

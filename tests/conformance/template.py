@@ -34,6 +34,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "all_to_all_waves": [{}, {"split_from": -1, "split_to": 0}],
     "broadcast": [{}, {"algorithm": "direct"}],
     "collective": [{"kind": kind} for kind in COLLECTIVES],
+    **{
+        f"hierarchical_{kind}": [{}, {"outer_channel": "nic"}]
+        for kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+    },
     "reduce_scatter_direct": [{}, {"reduce": "max"}],
 }
 BAD: list[tuple[dict[str, Any], str]] = [

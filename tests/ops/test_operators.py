@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,9 +52,8 @@ def assert_as_exact_as_unfused(
     else:
         unfused, fused = ((np.asarray(jax.jit(fn)(x, w), np.float64),) for fn in both)
         exact = exact[:1]
-    for a, b, wanted in zip(unfused, fused, exact, strict=True):
-        assert b.shape == wanted.shape
-        assert cases.error(b, wanted) <= 2 * cases.error(a, wanted) + few
+    errors = [cases.error(a, wanted) for a, wanted in zip(unfused, exact, strict=True)]
+    cases.assert_near(fused, exact, [2 * error + few for error in errors])
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -61,10 +61,8 @@ def assert_as_exact_as_unfused(
 def test_unfused_equals_float64(case: Case, ranks: int) -> None:
     x, w, ct = cases.operands(2, 24, 48, 72)
     fn = cases.sharded(case, cases.ranks_mesh(ranks), backend="xla")
-    for found, wanted in zip(
-        cases.value_and_gradients(fn, x, w, ct), cases.exact(x, w, ct), strict=True
-    ):
-        assert cases.error(found, wanted) < 16 * EPS["float32"]
+    found = cases.value_and_gradients(fn, x, w, ct)
+    cases.assert_near(found, cases.exact(x, w, ct), 16 * EPS["float32"])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -72,10 +70,8 @@ def test_unfused_equals_float64(case: Case, ranks: int) -> None:
 def test_unfused_in_narrow_types(case: Case, dtype: str) -> None:
     x, w, ct = cases.operands(1, 129, 96, 576, dtype)
     fn = cases.sharded(case, cases.ranks_mesh(3), backend="xla")
-    for found, wanted in zip(
-        cases.value_and_gradients(fn, x, w, ct), cases.exact(x, w, ct), strict=True
-    ):
-        assert cases.error(found, wanted) < 2 * EPS[dtype]
+    found = cases.value_and_gradients(fn, x, w, ct)
+    cases.assert_near(found, cases.exact(x, w, ct), 2 * EPS[dtype])
 
 
 @pytest.mark.parametrize(
@@ -110,7 +106,7 @@ def test_types_on_one_rank(case: Case, backend: str, check_vma: bool) -> None:
     for one in (case, dataclasses.replace(case, x=None, w=None)):
         fn = cases.sharded(one, mesh, **options)
         found = jax.eval_shape(lambda x, w, fn=fn: (fn(x, w), *jax.vjp(fn, x, w)[1](ct)), x, w)
-        assert [a.shape for a in found] == [ct.shape, x.shape, w.shape]
+        chex.assert_trees_all_equal_shapes_and_dtypes(found, (ct, x, w))
 
 
 @pytest.mark.slow
@@ -144,7 +140,7 @@ def test_sums_of_many_ranks_stay_in_float32() -> None:
     x, w, ct = small(8, "bfloat16")
     mesh = cases.ranks_mesh(8)
     fn = jax.jit(cases.sharded(BY_NAME["scatter_m"], mesh, backend="remote_dma"))
-    assert cases.error(np.asarray(fn(x, w), np.float64), cases.exact(x, w, ct)[0]) < 2.0**-8
+    cases.assert_near(np.asarray(fn(x, w), np.float64), cases.exact(x, w, ct)[0], 2.0**-8)
 
 
 TEMPLATES = [
@@ -189,7 +185,7 @@ def test_how_ranks_share_an_all_reduce(ranks: int, m: int, n: int, shards: tuple
     case = BY_NAME["all_reduce"]
     fn = cases.sharded(case, cases.ranks_mesh(ranks), backend="remote_dma")
     found = np.asarray(jax.jit(fn)(*arrays[:2]), np.float64)
-    assert cases.error(found, cases.exact(*arrays)[0]) < 4 * EPS["float32"]
+    cases.assert_near(found, cases.exact(*arrays)[0], 4 * EPS["float32"])
     layout = block(Contraction("bmk", "kn", "bmn", "all_reduce", "out"), (1, m, 6), (6, n), ranks)
     plan = prepare(
         "all_reduce", layout, LARGEST_TILE["tpu"], "float32", "float32", Options("remote_dma")
@@ -226,8 +222,8 @@ def test_leading_dimensions(leading: tuple[int, ...]) -> None:
 
     for backend in ("xla", "remote_dma"):
         y = run(backend)
-        assert y.shape == (*leading, 6, 6)
-        np.testing.assert_allclose(y, np.asarray(x) @ np.asarray(w), rtol=1e-5, atol=1e-5)
+        chex.assert_shape(y, (*leading, 6, 6))
+        chex.assert_trees_all_close(y, np.asarray(x) @ np.asarray(w), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["xla", "remote_dma"])
@@ -243,7 +239,7 @@ def test_types_of_results_and_gradients(name: str, backend: str) -> None:
         y, dx, dw = jax.eval_shape(
             lambda x, w, fn=fn: (y := fn(x, w), *jax.vjp(fn, x, w)[1](jnp.zeros_like(y))), x, w
         )
-        assert (y.dtype, dx.dtype, dw.dtype) == (wanted, x.dtype, w.dtype)
+        chex.assert_type([y, dx, dw], [wanted, x.dtype, w.dtype])
 
 
 def test_a_wider_result_is_not_rounded() -> None:
@@ -254,7 +250,7 @@ def test_a_wider_result_is_not_rounded() -> None:
             preferred_element_type="float32",
         )  # fmt: skip
         y = np.asarray(jax.jit(fn)(x, w), np.float64)
-        assert cases.error(y, cases.exact(x, w, ct)[0]) < 16 * EPS["float32"]
+        cases.assert_near(y, cases.exact(x, w, ct)[0], 16 * EPS["float32"])
 
 
 @pytest.mark.parametrize("order", ["natural", "grouped", "snake"])
@@ -268,13 +264,24 @@ def test_every_order_of_tiles(order: str) -> None:
         in_specs=(cases.spec(1, 3, "t"), cases.spec(1, 2, "t")),
         out_specs=cases.spec(2, 3, "t"),
     )
-    assert cases.error(np.asarray(jax.jit(fn)(x, w)), cases.exact(x, w, ct)[0]) < 1e-6
+    cases.assert_near(np.asarray(jax.jit(fn)(x, w)), cases.exact(x, w, ct)[0], 1e-6)
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 4), (1, 0, 4), (1, 4, 0)])
-def test_empty_operands(shape: tuple[int, int, int]) -> None:
-    x, w = jnp.ones(shape), jnp.ones((shape[-1], 6))
-    fn = cases.sharded(BY_NAME["gather_x_m"], cases.ranks_mesh(2))
-    y, dx, dw = cases.value_and_gradients(fn, x, w, jnp.ones((*shape[:2], 6)))
-    assert y.shape == (*shape[:2], 6) and not y.any()
-    assert dx.shape == shape and dw.shape == w.shape and not dw.any()
+@pytest.mark.parametrize("empty", ["b", "m", "k", "n"])
+@each_case
+def test_empty_operands(case: Case, empty: str) -> None:
+    """What there is of the result is zeros; the gradients are there, and zeros too."""
+    sizes = {"b": 1, "m": 4, "k": 4, "n": 4} | {empty: 0}
+    arrays = cases.operands(*sizes.values())
+    fn = cases.sharded(case, cases.ranks_mesh(2))
+    for found, wanted in zip(
+        cases.value_and_gradients(fn, *arrays), cases.exact(*arrays), strict=True
+    ):
+        chex.assert_trees_all_equal(found, np.zeros_like(wanted))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_an_empty_sum_is_zeros_on_every_rank(check_vma: bool) -> None:
+    fn = cases.sharded(BY_NAME["all_reduce"], cases.ranks_mesh(3), check_vma=check_vma)
+    y = jax.jit(fn)(jnp.ones((1, 2, 0)), jnp.ones((0, 5)))
+    chex.assert_trees_all_equal(y, jnp.zeros((1, 2, 5)))
