@@ -94,7 +94,7 @@ def all_reduce_two_shot(
     )
     columns = join_columns(phases)
     return all_reduce_plan(
-        where, cut.num_ranks, cut, columns, tensor, out, dtype, reduce, produced, channel, origin
+        where, cut.num_ranks, cut, columns, tensor, out, dtype, reduce, produced, (channel,), origin
     )
 
 

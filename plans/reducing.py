@@ -50,12 +50,12 @@ def reduce_ring(where: str, mode: str, shards: Shards, reduce: int, produced: bo
 def scatter_plan(
     name: str,
     shards: Shards,
-    moves: Moves,
+    columns: Columns,
     tensor: str,
     dtype: str,
     reduce: str,
     produced: bool,
-    channel: str,
+    channels: tuple[str, ...],
     origin: str,
 ) -> Plan:
     """A plan in which each rank starts with a partial of ``tensor`` and ends with its shard of all.
@@ -72,8 +72,8 @@ def scatter_plan(
         tensors=(Tensor(tensor, shards.shape, dtype, per_rank=True),),
         initial=partial_regions(shards.num_ranks, shards.full, tensor, produced),
         goals=tuple(goal for goal in goals if goal.box.size),
-        columns=moves.columns(),
-        channels=(channel,),
+        columns=columns,
+        channels=channels,
         origins=(origin,),
     )
 
@@ -88,7 +88,7 @@ def all_reduce_plan(
     dtype: str,
     reduce: str,
     produced: bool,
-    channel: str,
+    channels: tuple[str, ...],
     origin: str,
 ) -> Plan:
     """A plan in which each rank starts with a partial of ``tensor`` and ends with all of ``out``.
@@ -111,7 +111,7 @@ def all_reduce_plan(
         initial=partial_regions(num_ranks, full, tensor, produced),
         goals=goals if full.size else (),
         columns=columns,
-        channels=(channel,),
+        channels=channels,
         origins=(origin,),
     )
 
