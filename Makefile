@@ -28,7 +28,8 @@ help:
 # The extras that each target needs; more of them are added to an environment that is there.
 env: EXTRAS = test,dev,viz
 demo: EXTRAS = viz
-test test-slow: EXTRAS = test
+# Triton itself, without jax-triton's GPU part, interprets and compiles kernels on any machine.
+test test-slow: EXTRAS = test,triton
 test-gpu: EXTRAS = test,cuda13,triton
 lint format: EXTRAS = test,dev
 MAKE_ENV = @PYTHON="$(PYTHON)" INSTALLER="$(INSTALLER)" .ci/make_env "$(VENV)" "$(EXTRAS)" "$(JAX)"

@@ -65,10 +65,10 @@ def contraction(
             )
     if str(jnp.dtype(dtype)) not in DTYPES:
         raise InputError(f"contraction: operands are {', '.join(DTYPES)}, found {jnp.dtype(dtype)}")
-    letters = dict.fromkeys(lhs + rhs + out)
+    used = dict.fromkeys(lhs + rhs + out)
     shapes = {name: [sizes[x] for x in found] for name, found in _named(lhs, rhs, out)}
-    values = {f"SIZE_{x}": sizes[x] for x in letters}
-    values |= {f"BLOCK_{x}": tiles[x] for x in letters if x in matmul_tpu.MATRIX_LETTERS}
+    values = {f"SIZE_{x}": sizes[x] for x in used}
+    values |= {f"BLOCK_{x}": tiles[x] for x in used if x in matmul_tpu.MATRIX_LETTERS}
     for name, found in _named(lhs, rhs, out):
         for d, letter in enumerate(found):
             values[f"{name.upper()}_{letter}"] = math.prod(shapes[name][d + 1 :])

@@ -6,6 +6,7 @@ how tiles are walked; without a rewriter they are comments.
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -144,6 +145,56 @@ def persistent_matmul_kernel(
         # syncopate: end epilogue
 
 
+@triton.jit
+def described_matmul_kernel(
+    x_ptr,
+    w_ptr,
+    y_ptr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    stride_xm: tl.constexpr,
+    stride_wk: tl.constexpr,
+    stride_ym: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    SPECIALIZE: tl.constexpr,
+):
+    """As ``persistent_matmul_kernel``; the copy unit loads, through tensor descriptors."""
+    # syncopate: axis m: extent=M, tile=BLOCK_M
+    # syncopate: axis n: extent=N, tile=BLOCK_N
+    # syncopate: axis k: extent=K, tile=BLOCK_K
+    # syncopate: reads x_ptr[m, k] as x
+    # syncopate: reads w_ptr[k, n] as w
+    # syncopate: writes y_ptr[m, n] as y
+    # syncopate: tiles persistent
+    x_blocks = tl.make_tensor_descriptor(x_ptr, [M, K], [stride_xm, 1], [BLOCK_M, BLOCK_K])
+    w_blocks = tl.make_tensor_descriptor(w_ptr, [K, N], [stride_wk, 1], [BLOCK_K, BLOCK_N])
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, warp_specialize=SPECIALIZE):
+        # syncopate: dispatch tile -> m=tile_m, n=tile_n
+        tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP)
+        # syncopate: end dispatch
+        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        # syncopate: reduce k=step
+        for step in range(tl.cdiv(K, BLOCK_K)):
+            # Past the edge the copy unit gives zeros.
+            x = x_blocks.load([tile_m * BLOCK_M, step * BLOCK_K])
+            w = w_blocks.load([step * BLOCK_K, tile_n * BLOCK_N])
+            total = tl.dot(x, w, total)
+        # syncopate: epilogue total
+        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        y_ptrs = y_ptr + (rows[:, None] * stride_ym + columns[None, :])
+        inside = (rows[:, None] < M) & (columns[None, :] < N)
+        tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=inside)
+        # syncopate: end epilogue
+
+
 @dataclass(frozen=True, slots=True)
 class MatmulConfig:
     """How the product is cut, in elements, and how a tile is computed.
@@ -151,6 +202,9 @@ class MatmulConfig:
     Attributes:
       group: rows of tiles that are walked down before the next column.
       persistent: as many programs as the device has multiprocessors, each with several tiles.
+      described: loads go through tensor descriptors, by the copy unit; implies ``persistent``, and
+        rows of a multiple of 16 bytes.
+      specialized: some warps only load; alone, as waits would not hold those up.
     """
 
     block_m: int = 128
@@ -160,6 +214,20 @@ class MatmulConfig:
     num_warps: int = 8
     num_stages: int = 4
     persistent: bool = False
+    described: bool = False
+    specialized: bool = False
+
+    @property
+    def kernel(self) -> Any:
+        """The function under ``triton.jit``."""
+        if self.described:
+            return described_matmul_kernel
+        return persistent_matmul_kernel if self.persistent else matmul_kernel
+
+    @property
+    def walks(self) -> bool:
+        """Whether a program computes several tiles."""
+        return self.persistent or self.described
 
     def tiles(self, m: int, n: int) -> tuple[int, int]:
         """Tiles along m and n."""
@@ -170,7 +238,8 @@ class MatmulConfig:
         found = {"M": m, "N": n, "K": k, "stride_xm": k, "stride_wk": n, "stride_ym": n}
         found |= {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k}
         found |= {"GROUP": self.group}
-        return found | ({"PROGRAMS": programs} if self.persistent else {})
+        found |= {"PROGRAMS": programs} if self.walks else {}
+        return found | ({"SPECIALIZE": self.specialized} if self.described else {})
 
 
 def matmul(
@@ -189,7 +258,7 @@ def matmul(
     """
     config = config or MatmulConfig()
     return triton_kernel(
-        persistent_matmul_kernel if config.persistent else matmul_kernel,
+        config.kernel,
         config.arguments(m, k, n, programs),
         out_dtypes={"y": out_dtype},
         reference=functools.partial(_reference, out_dtype=out_dtype),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
+from syncopate_jax.backends import triton_backends
 from syncopate_jax.backends.interface import Backend, Work
 from syncopate_jax.check.verify import check
 from syncopate_jax.check.verify_schedule import check_schedule
@@ -75,7 +76,7 @@ def compile(
     space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel))
     axis_map.check(plan, accesses)
     _check_dtypes(plan, axis_map, kernel)
-    launch = _on_device(launch, target)
+    launch = _on_device(launch, target, plan.num_ranks)
 
     @functools.cache
     def work(workers: int) -> Work:
@@ -108,11 +109,11 @@ def _check_types(**arguments: object) -> None:
             raise InputError(f"compile: {name} needs a {wanted.__name__}, found {value!r}")
 
 
-def _on_device(launch: Launch, target: str) -> Launch:
+def _on_device(launch: Launch, target: str, ranks: int) -> Launch:
     """``launch`` with the device's number of multiprocessors filled in."""
-    if target not in ("mosaic_gpu", "triton") or launch.sms is not None:
-        return launch
-    return launch.using(sms=device.core_count())
+    if target in ("mosaic_gpu", "triton") and launch.sms is None:
+        launch = launch.using(sms=device.core_count())
+    return triton_backends.usual(launch, ranks) if target == "triton" else launch
 
 
 def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[str, tuple[int, ...]]:

@@ -6,6 +6,7 @@ Triton and jax-triton are optional: this module imports neither until a kernel i
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from syncopate_jax.backends import triton_facts
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.kernel.directives_tree import plain_function
 from syncopate_jax.kernel.local import PallasKernel
@@ -93,6 +95,7 @@ def jax_triton() -> Any:
             f"target 'triton': jax-triton cannot be used here ({error}); it needs JAX's CUDA "
             f"plugin: pip install 'syncopate-jax[cuda13,triton]'"
         ) from error
+    triton_facts.complete(found.triton_lib)
     return found
 
 
@@ -102,19 +105,33 @@ def launch(
     outputs: Mapping[str, jax.ShapeDtypeStruct],
 ) -> dict[str, jax.Array]:
     """The launch's outputs by parameter."""
-    called = jax_triton().triton_call(
-        *inputs.values(),
+    called = _call(
+        list(inputs.values()),
+        list(outputs.values()),
+        dict(launched.arguments),
         kernel=getattr(launched.load(), launched.name),
-        out_shape=list(outputs.values()),
         grid=(launched.grid,),
         name=launched.label,
         num_warps=launched.num_warps,
         num_stages=launched.num_stages,
         zeroed_outputs=tuple(i for i, n in enumerate(outputs) if n == launched.zeroed),
-        compute_capability=None if jax.default_backend() == "gpu" else HOPPER,
-        **dict(launched.arguments),
     )
     return dict(zip(outputs, called, strict=True))
+
+
+def _call(
+    inputs: Sequence[jax.Array],
+    outputs: Sequence[jax.ShapeDtypeStruct],
+    arguments: Mapping[str, Any],
+    **given: Any,
+) -> list[jax.Array]:
+    """``jax_triton.triton_call``, whose results' parameter was renamed in 0.4."""
+    call = jax_triton().triton_call
+    names = inspect.signature(call).parameters
+    given["out_type" if "out_type" in names else "out_shape"] = list(outputs)
+    if jax.default_backend() != "gpu":
+        given["compute_capability"] = HOPPER
+    return list(call(*inputs, **given, **arguments))
 
 
 def run_alone(
@@ -133,18 +150,15 @@ def run_alone(
             f"kernel {kernel.name}: its pointers are {', '.join(found)}; to run alone it takes "
             f"{', '.join(wanted)} in this order"
         )
-    return list(
-        jax_triton().triton_call(
-            *operands,
-            kernel=body.function,
-            out_shape=list(kernel.out_shape),
-            grid=(grid,) if isinstance(grid, int) else grid,
-            name=kernel.name,
-            num_warps=body.num_warps,
-            num_stages=body.num_stages,
-            compute_capability=None if jax.default_backend() == "gpu" else HOPPER,
-            **body.arguments,
-        )
+    return _call(
+        operands,
+        kernel.out_shape,
+        body.arguments,
+        kernel=body.function,
+        grid=(grid,) if isinstance(grid, int) else grid,
+        name=kernel.name,
+        num_warps=body.num_warps,
+        num_stages=body.num_stages,
     )
 
 

@@ -101,7 +101,7 @@ class FusedTriton:
     ) -> list[jax.Array]:
         """The results of all ranks, with a leading rank axis."""
         kernel = self.work.kernel
-        given = dict(zip(map(self.pointers.get, kernel.operands), operands, strict=True))
+        given = dict(zip((self.pointers[n] for n in kernel.operands), operands, strict=True))
         one = {
             self.pointers[n] for n, is_one in zip(kernel.operands, shared, strict=True) if is_one
         }
@@ -130,7 +130,7 @@ class FusedTriton:
     def _meshed(self, operands: Sequence[jax.Array], run: Any) -> list[jax.Array]:
         """One rank's results; what peers touch is made, and kept, by the handlers."""
         kernel = self.work.kernel
-        given = dict(zip(map(self.pointers.get, kernel.operands), operands, strict=True))
+        given = dict(zip((self.pointers[n] for n in kernel.operands), operands, strict=True))
         made_here = self._made_here()
         met = {n: t for n, t in made_here.items() if n in self.laid.far}
         read_far = [name for name in self.laid.far if name in given]
@@ -169,7 +169,7 @@ class FusedTriton:
     ) -> list[jax.Array]:
         """One rank's results, behind flags that something outside the kernel raises."""
         kernel = self.work.kernel
-        given = dict(zip(map(self.pointers.get, kernel.operands), operands, strict=True))
+        given = dict(zip((self.pointers[n] for n in kernel.operands), operands, strict=True))
         table = jnp.asarray(self.laid.table)[lax.axis_index(self.work.axis_names)][None]
         inputs = {**given, TABLE: table, PEERS: table, COUNTERS: flags, **arrived}
         outputs = self.result_types

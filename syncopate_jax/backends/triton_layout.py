@@ -73,16 +73,15 @@ class TritonMaker(LayoutMaker):
 
     def kernel_reason(self) -> str | None:
         body = self.body
+        if self.written() is not None and body.source.epilogue is None:
+            return (
+                f"plan {self.plan.name} moves what kernel {self.kernel.name} writes, and the "
+                f"kernel has no epilogue directive"
+            )
         if len(self.schedule.addends.values) and not body.has_addend:
             return (
                 f"plan {self.plan.name} adds partial results to tiles, and kernel "
                 f"{self.kernel.name} says not to what: name it in its epilogue directive"
-            )
-        written = self.written()
-        if written is not None and body.source.epilogue is None:
-            return (
-                f"plan {self.plan.name} moves what kernel {self.kernel.name} writes, and the "
-                f"kernel has no epilogue directive"
             )
         return None
 
@@ -308,8 +307,8 @@ class TritonMaker(LayoutMaker):
         rows = np.zeros((self.ranks, tiles, count, where.shape[-1]), np.int64)
         for rank, starts in enumerate(self._run_starts):
             rows[rank, :, : len(starts)] = where[rank, :tiles][:, starts]
-        rows = rows.reshape(self.ranks, tiles * count, -1)
-        return Read(pointer, spots, self._columns(rows), by_run, by_tile=not alike)
+        columns = self._columns(rows.reshape(self.ranks, tiles * count, -1))
+        return Read(pointer, spots, columns, by_run, by_tile=not alike)
 
     def _where(self, operand: str, tensor: str) -> tuple[tuple[Spot, ...], Array]:
         """Spots, and (spot, rank, shift) of every box: [ranks, tiles, steps, 3]."""

@@ -156,10 +156,10 @@ def used(nodes: Sequence[ast.AST]) -> dict[str, int]:
     found: dict[str, int] = {}
     for top in nodes:
         for node in ast.walk(top):
-            reads = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-            if reads or (isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)):
-                name = node.id if isinstance(node, ast.Name) else node.target.id  # type: ignore
-                found[name] = min(found.get(name, node.lineno), node.lineno)
+            name = node.target if isinstance(node, ast.AugAssign) else node
+            augmented = isinstance(node, ast.AugAssign)
+            if isinstance(name, ast.Name) and (augmented or isinstance(name.ctx, ast.Load)):
+                found[name.id] = min(found.get(name.id, name.lineno), name.lineno)
     return found
 
 

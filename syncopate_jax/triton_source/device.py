@@ -22,6 +22,14 @@ def wait(counter_ptr, count):
 
 
 @triton.jit
+def fence():
+    """Orders what was waited for before loads through tensor descriptors, by the copy unit."""
+    tl.inline_asm_elementwise(
+        "fence.proxy.async.global; mov.u32 $0, 0;", "=r", [], tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def signal(counter_ptr):
     """Raises a counter by one, once all threads have stored: a system-scope release."""
     tl.debug_barrier()

@@ -1,7 +1,8 @@
 """Rewritten kernels as modules: kept in files by content, and loaded.
 
 Triton compiles a kernel from the file it is defined in, so a rewritten kernel needs one. Its name
-is made of the text's hash; writing is atomic, so that several processes may build at once.
+is made of the text's hash; writing is atomic, so that several processes and threads may build at
+once.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import importlib.util
 import os
 import sys
+import threading
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,9 +35,9 @@ def save(name: str, text: str) -> Path:
     path = folder() / f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
+        partial = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
         partial.write_text(text, encoding="utf-8")
-        partial.replace(path)  # atomic: other processes see all of it or nothing
+        partial.replace(path)  # atomic: others see all of it or nothing
     return path
 
 

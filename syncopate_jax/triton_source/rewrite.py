@@ -68,8 +68,23 @@ class _Writer:
         line = node.lineno + self.source.first_line - 1  # type: ignore[attr-defined]
         return UnsupportedError(f"{self.source.file}:{line}: {text}")
 
+    def _check_hoisted(self) -> None:
+        """An address that is made before the tiles cannot follow where a tile's data is."""
+        picked = [r.pointer for r in self.scheme.reads]
+        picked += [self.scheme.write.pointer] if self.scheme.write else []
+        uses = used(self.source.tile)
+        for pointer in picked:
+            names = pointers.addresses(self._before(), pointer) - {pointer}
+            for name in sorted(names & set(uses)):
+                line = uses[name] + self.source.first_line - 1
+                raise UnsupportedError(
+                    f"{self.source.file}:{line}: {name} is made of {pointer} before the loop over "
+                    f"tiles, but where a tile's data lies is known in the loop: make it there"
+                )
+
     def module(self) -> str:
         """Header, constants and kernel."""
+        self._check_hoisted()
         body = indented(self._body())
         head = self._header()
         lines = [*self._signature(), *body]
@@ -81,7 +96,7 @@ class _Writer:
         lines = [
             f'"""Kernel {source.name} of {where}, fused: {self.scheme.title}.',
             "",
-            f"Made by syncopate_jax (rewriter {VERSION}) from line {source.first_line}; not to be "
+            f"Made by syncopate_jax (rewriter {VERSION}) by the kernel's directives; not to be "
             "edited.",
             '"""',
             "",
@@ -256,7 +271,9 @@ class _Writer:
             return [*lines, f"for position in range({bounds}):"]
         call = loop.iter
         assert isinstance(call, ast.Call)
-        extra = "".join(f", {ast.unparse(keyword)}" for keyword in call.keywords)
+        # Warps that only load would not wait: the wait is the computing ones'.
+        kept = [k for k in call.keywords if k.arg != "warp_specialize"]
+        extra = "".join(f", {ast.unparse(keyword)}" for keyword in kept)
         return [*lines, f"for position in {ast.unparse(call.func)}({bounds}{extra}):"]
 
     # --- a tile --------------------------------------------------------------------------------
@@ -367,7 +384,14 @@ class _Writer:
         if lists is None:
             return []
         starts, rows = self.lists(name, lists)
-        return [f"sync.wait_all(table_ptr, own_counters, {point}, {starts}, {rows})"]
+        return [f"sync.wait_all(table_ptr, own_counters, {point}, {starts}, {rows})", *self._fence]
+
+    @property
+    def _fence(self) -> list[str]:
+        """What a wait is followed by where the copy unit loads."""
+        calls = [n for n in ast.walk(self.source.function) if isinstance(n, ast.Call)]
+        described = any(ast.unparse(n.func) == "tl.make_tensor_descriptor" for n in calls)
+        return ["sync.fence()"] if described else []
 
     def _signal(self, name: str, lists: Lists | None, point: str) -> list[str]:
         if lists is None:
@@ -389,7 +413,7 @@ class _Writer:
         if runs.waits is not None:
             starts, rows = self.lists("RUN_WAITS", runs.waits)
             given = f"table_ptr, own_counters, position, run, {starts}, {rows}"
-            inner.append(f"sync.wait_run({given})")
+            inner += [f"sync.wait_run({given})", *self._fence]
         first, last = (self.entry("RUN_BOUNDS", runs.bounds, "run", c) for c in (0, 1))
         inner += [f"run_first = {first}", f"run_last = {last}"]
         lines, moved = [], dict(names)

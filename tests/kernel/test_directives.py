@@ -125,16 +125,16 @@ def test_a_malformed_directive_is_named_by_file_and_line(case: tuple[str, str]) 
 
 
 def test_a_prefix_without_its_colon_is_an_error() -> None:
-    with pytest.raises(FormatError, match="k.py:1: a directive begins with '# syncopate:'"):
+    with pytest.raises(FormatError, match=r"k.py:1: a directive begins with '# syncopate:'"):
         directives.parse("# syncopate axis m: extent=M\n", "k.py")
 
 
 def test_a_text_that_is_no_python_is_an_error() -> None:
-    with pytest.raises(FormatError, match="k.py:3: no Python source"):
+    with pytest.raises(FormatError, match=r"k.py:3: no Python source"):
         directives.parse("(", "k.py", 3)
-    with pytest.raises(FormatError, match="k.py:3: no Python source"):
+    with pytest.raises(FormatError, match=r"k.py:3: no Python source"):
         directives_tree.read_source("def f(:\n", "k.py", 3)
-    with pytest.raises(FormatError, match="k.py:3: needs the source of one function"):
+    with pytest.raises(FormatError, match=r"k.py:3: needs the source of one function"):
         directives_tree.read_source("x = 1\n", "k.py", 3)
 
 
@@ -143,53 +143,113 @@ END = "    # syncopate: end dispatch\n"
 FALSE = {
     "no dispatch": (DISPATCH, "", "kernel scaled has no dispatch directive"),
     "dispatch twice": (DISPATCH, DISPATCH * 2, "dispatch is given twice, first in line 18"),
-    "axis twice": ("axis c: count=COLUMNS", "axis r: count=COLUMNS", "axis r is given twice, first"),
+    "axis twice": (
+        "axis c: count=COLUMNS",
+        "axis r: count=COLUMNS",
+        "axis r is given twice, first",
+    ),
     "size": ("extent=ROWS", "extent=LINES", "LINES is no parameter of scaled; its parameters are"),
     "pointer": ("reads x_ptr", "reads z_ptr", "z_ptr is no parameter of scaled"),
-    "pointer twice": ("writes y_ptr[r, c] as y", "writes x_ptr[r] as y", "pointer x_ptr is given tw"),
+    "pointer twice": (
+        "writes y_ptr[r, c] as y",
+        "writes x_ptr[r] as y",
+        "pointer x_ptr is given tw",
+    ),
     "operand twice": ("[r, c] as y", "[r, c] as x", "operand x is given twice, first in line 15"),
     "no result": ("writes y_ptr", "reads y_ptr", "kernel scaled has no writes directive"),
-    "axis of access": ("x_ptr[r, c, k]", "x_ptr[r, z, k]", "x_ptr follows axis z, which is not giv"),
+    "axis of access": (
+        "x_ptr[r, c, k]",
+        "x_ptr[r, z, k]",
+        "x_ptr follows axis z, which is not giv",
+    ),
     "open": (END, "", "dispatch does not close: 'end dispatch' is missing below"),
     "empty": (DISPATCH, DISPATCH + END, "dispatch encloses no statement"),
     "end alone": (END, END * 2, "'end dispatch' closes nothing"),
     "other block": (
         "        total += tl.load(x_ptr + row + column + step)\n",
-        "        total += tl.load(x_ptr + row + column + step)\n        # syncopate: end epilogue\n",
+        "        total += tl.load(x_ptr + row + column + step)\n"
+        "        # syncopate: end epilogue\n",
         "'end epilogue' closes nothing",
     ),
     "unmapped": ("r=row, c=column", "r=row", "axis c is neither mapped by dispatch nor reduced"),
-    "unassigned": ("c=column", "c=line", "dispatch maps axis c to line, which is not assigned betw"),
-    "no such axis": ("c=column", "z=column", "dispatch maps axis z, which is not given; axes: r, c"),
+    "unassigned": (
+        "c=column",
+        "c=line",
+        "dispatch maps axis c to line, which is not assigned betw",
+    ),
+    "no such axis": (
+        "c=column",
+        "z=column",
+        "dispatch maps axis z, which is not given; axes: r, c",
+    ),
     "one variable": ("c=column", "c=row", "dispatch maps two axes to row"),
-    "identifier": ("dispatch pid", "dispatch number", "the tile is identified by number, which is n"),
-    "stale": ("total = 0.0", "total = 0.0 * pid", "pid follows from the tile's identifier and is us"),
-    "reduced and mapped": ("reduce k=step", "reduce r=step", "axis r is reduced and mapped by disp"),
+    "identifier": (
+        "dispatch pid",
+        "dispatch number",
+        "the tile is identified by number, which is n",
+    ),
+    "stale": (
+        "total = 0.0",
+        "total = 0.0 * pid",
+        "pid follows from the tile's identifier and is us",
+    ),
+    "reduced and mapped": (
+        "reduce k=step",
+        "reduce r=step",
+        "axis r is reduced and mapped by disp",
+    ),
     "reduced axis": ("reduce k=step", "reduce z=step", "reduce names axis z, which is not given"),
     "reduced twice": ("reduce k=step", "reduce k, k=step", "reduce names axis k twice"),
     "variable": ("reduce k=step", "reduce k=k", "reduce names k, the loop's variable is step"),
-    "no loop": ("    total = 0.0\n", "    # syncopate: reduce k=step\n    total = 0.0\n", "reduce is g"),
+    "no loop": (
+        "    total = 0.0\n",
+        "    # syncopate: reduce k=step\n    total = 0.0\n",
+        "reduce is g",
+    ),
     "not a loop": (
         "    # syncopate: reduce k=step\n",
         "    # syncopate: reduce k=step\n    total = 1.0\n",
         "reduce must stand on the line above a loop of the tile",
     ),
-    "no range": ("in range(tl.cdiv(DEPTH, BLOCK))", "in steps(3)", "the reduction must be 'for NAME"),
+    "no range": (
+        "in range(tl.cdiv(DEPTH, BLOCK))",
+        "in steps(3)",
+        "the reduction must be 'for NAME",
+    ),
     "start": ("range(tl.cdiv(DEPTH, BLOCK))", "range(1, 4)", "must start at 0, it starts at 1"),
     "written along": ("y_ptr[r, c]", "y_ptr[r, k]", "y_ptr is written along reduced axis k"),
     "no store": ("tl.store(y_ptr + row, total)", "total += 1", "epilogue encloses no tl.store"),
-    "accumulator": ("epilogue total", "epilogue sum", "epilogue adds to sum, which is not assigned"),
-    "tiles twice": ("    # syncopate: tiles one per program\n", "    # syncopate: tiles one per program\n"
-        "    # syncopate: tiles persistent\n", "tiles is given twice, first in line 17"),
-    "persistent": ("one per program", "persistent", "dispatch must stand in a 'for' loop at the top"),
-    "return": ("    total = 0.0\n", "    total = 0.0\n    return\n", "a tile's statements may not ret"),
-    "indentation": (DISPATCH, DISPATCH.replace("    #", "  #"), "is indented by 2, as no statement"),
+    "accumulator": (
+        "epilogue total",
+        "epilogue sum",
+        "epilogue adds to sum, which is not assigned",
+    ),
+    "tiles twice": (
+        "    # syncopate: tiles one per program\n",
+        "    # syncopate: tiles one per program\n    # syncopate: tiles persistent\n",
+        "tiles is given twice, first in line 17",
+    ),
+    "persistent": (
+        "one per program",
+        "persistent",
+        "dispatch must stand in a 'for' loop at the top",
+    ),
+    "return": (
+        "    total = 0.0\n",
+        "    total = 0.0\n    return\n",
+        "a tile's statements may not ret",
+    ),
+    "indentation": (
+        DISPATCH,
+        DISPATCH.replace("    #", "  #"),
+        "is indented by 2, as no statement",
+    ),
     "inside": (
         "    total = 0.0\n",
         "    total = (\n    # syncopate: epilogue total\n    0.0)\n",
         "epilogue is given twice",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", FALSE.values(), ids=FALSE.keys())
@@ -321,14 +381,14 @@ def test_a_loop_over_elements_rises_by_a_tile() -> None:
 def test_divisions_by_zero_are_named() -> None:
     place = Place("k.py", 3)
     for text in ("4 // N", "4 % N", "cdiv(4, N)", "tl.cdiv(4, N)"):
-        with pytest.raises(FormatError, match="k.py:3: .* divides by 0"):
+        with pytest.raises(FormatError, match=r"k.py:3: .* divides by 0"):
             directives.evaluate(text, {"N": 0}, place)
     assert directives.evaluate("cdiv(M, 4) * 2 - M % 3 + 1 // 2", {"M": 10}, place) == 5
 
 
 def test_what_is_no_kernel_is_refused() -> None:
     with pytest.raises(
-        InputError, match="a Triton kernel is a function under @triton.jit, found 3"
+        InputError, match=r"a Triton kernel is a function under @triton.jit, found 3"
     ):
         directives_tree.plain_function(3)
     hidden = eval("lambda x_ptr: None")
@@ -339,8 +399,50 @@ def test_what_is_no_kernel_is_refused() -> None:
 # --- fuzz --------------------------------------------------------------------------------------
 
 PIECES = st.sampled_from(
-    "axis reads writes tiles dispatch reduce epilogue end m n k pid x_ptr y_ptr [ ] ( ) , : = -> + "
-    "// extent count tile as persistent one per program cdiv 16 0 - * % syncopate: # ; é".split()
+    [
+        "axis",
+        "reads",
+        "writes",
+        "tiles",
+        "dispatch",
+        "reduce",
+        "epilogue",
+        "end",
+        "m",
+        "n",
+        "k",
+        "pid",
+        "x_ptr",
+        "y_ptr",
+        "[",
+        "]",
+        "(",
+        ")",
+        ",",
+        ":",
+        "=",
+        "->",
+        "+",
+        "//",
+        "extent",
+        "count",
+        "tile",
+        "as",
+        "persistent",
+        "one",
+        "per",
+        "program",
+        "cdiv",
+        "16",
+        "0",
+        "-",
+        "*",
+        "%",
+        "syncopate:",
+        "#",
+        ";",
+        "é",
+    ]
 )
 LINES = st.one_of(
     st.lists(PIECES, max_size=10).map(" ".join),

@@ -152,7 +152,7 @@ def tutorial_persistent_matmul(
 
 @triton.jit
 def _attend(acc, l_i, m_i, q, k_ptrs, v_ptrs, scale, N_CTX, BLOCK_N: tl.constexpr, D: tl.constexpr):
-    for start_n in range(0, N_CTX, BLOCK_N):
+    for _ in range(0, N_CTX, BLOCK_N):
         k = tl.load(k_ptrs)
         qk = tl.dot(q, k) * scale
         m_ij = tl.maximum(m_i, tl.max(qk, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -184,6 +185,15 @@ def test_texts_are_kept_by_content(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
     assert first == again != other and sorted(tmp_path.iterdir()) == sorted([first, other])
     assert module.load(other, {"B": 3, "__name__": "hidden"}).A == 2
     assert module.load(first, {"A": 5, "B": 3}).A == 1
+
+
+def test_threads_may_keep_one_text_at_once(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(module.FOLDER, str(tmp_path / "new"))
+    text = "A = 1\n" * 1000
+    with ThreadPoolExecutor(8) as pool:
+        paths = set(pool.map(lambda _: module.save("k", text), range(64)))
+    assert [path.read_text() for path in paths] == [text]
+    assert set((tmp_path / "new").iterdir()) == paths
 
 
 def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
