@@ -131,7 +131,8 @@ def _attempts(
 ) -> Iterator[Draft]:
     """Attempts with more and more pieces, until these do not pay or the budget is spent."""
     best, spent, worse = math.inf, 0, 0
-    budget = _BROADCAST_BUDGET if request.kind == "broadcast" else _BUDGET
+    # A broadcast's numbers of pieces lie far apart, so one that does not pay is enough.
+    budget, most = (_BROADCAST_BUDGET, 1) if request.kind == "broadcast" else (_BUDGET, 2)
     for pieces in counts:
         fastest = math.inf
         for style in _styles(request, tries, seed, least):
@@ -143,7 +144,7 @@ def _attempts(
                 break
         worse = worse + 1 if fastest >= best else 0
         best = min(best, fastest)
-        if worse == 2 or best <= _NEAR * least or spent * 2 > budget:
+        if worse == most or best <= _NEAR * least or spent * 2 > budget:
             return
 
 
