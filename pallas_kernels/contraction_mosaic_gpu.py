@@ -170,6 +170,8 @@ def _limits(
         return
     if str(jnp.dtype(out_dtype)) not in (*DTYPES, "float32"):
         yield f"the epilogue stores {', '.join(DTYPES)} or float32, found {jnp.dtype(out_dtype)}"
+    if (problem := config.problem()) is not None:
+        yield problem
     if config.cluster != 1:
         yield f"a fused matmul runs in clusters of 1 CTA, found {config.cluster}"
     shapes = {name: _matrix_shape(found, sizes) for name, found in groups.items()}

@@ -117,17 +117,20 @@ def _body(
 
 def _dot(a: jax.Array, b: jax.Array, contract: tuple[int, int, bool]) -> jax.Array:
     a_dim, b_dim, swap = contract
-    # bfloat16 passes would lose float32 operands' low bits; narrower types are exact either way.
-    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     if swap:
         a, b, a_dim, b_dim = b, a, b_dim, a_dim
     return lax.dot_general(
         a,
         b,
         (((a_dim,), (b_dim,)), ((), ())),
-        precision=precision,
+        precision=_precision(a.dtype),
         preferred_element_type=jnp.float32,
     )
+
+
+def _precision(dtype: jnp.dtype) -> lax.Precision | None:
+    """bfloat16 passes would lose float32 operands' low bits; narrower types are exact anyway."""
+    return lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
 
 def _contracting(lhs: str, rhs: str, out: str) -> tuple[int, int, bool]:
@@ -173,13 +176,17 @@ def reference(
     sizes: Mapping[str, int],
     out_dtype: jax.typing.DTypeLike,
 ) -> jax.Array:
-    """The same in plain JAX; a letter that only ``out`` has must have extent 1."""
+    """The same in plain JAX; a letter that only ``out`` has must have extent 1.
+
+    It too accumulates in float32 (or what is wider of the result's type) and rounds once.
+    """
     a, b, c = ("".join(groups[name]) for name in ("lhs", "rhs", "out"))
     found = "".join(letter for letter in c if letter in a + b)
     out = jnp.einsum(
         f"{a},{b}->{found}",
         lhs.reshape(group_shape(a, sizes)),
         rhs.reshape(group_shape(b, sizes)),
-        preferred_element_type=out_dtype,
+        precision=_precision(lhs.dtype),
+        preferred_element_type=jnp.promote_types(out_dtype, jnp.float32),
     )
-    return out.reshape(group_shape(groups["out"], sizes))
+    return out.astype(out_dtype).reshape(group_shape(groups["out"], sizes))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from syncopate_jax.errors import InputError
+from syncopate_jax.ir.argument_types import checked
 from syncopate_jax.ir.arguments import integer, origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
 from syncopate_jax.ir.moves import Array, relay
@@ -19,6 +20,7 @@ NAME = "all_gather_double_ring"
 
 
 @templates.register(NAME)
+@checked
 def all_gather_double_ring(
     num_ranks: int,
     shape: Sequence[int],

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from syncopate_jax.errors import InputError
+from syncopate_jax.ir.argument_types import checked
 from syncopate_jax.ir.arguments import integer, one_of, origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
 from syncopate_jax.ir.moves import MODES, Array, relay
@@ -19,6 +20,7 @@ NAME = "all_gather_mesh"
 
 
 @templates.register(NAME)
+@checked
 def all_gather_mesh(
     num_ranks: int,
     shape: Sequence[int],

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from syncopate_jax.ir.argument_types import checked
 from syncopate_jax.ir.arguments import origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
 from syncopate_jax.ir.moves import relay
@@ -18,6 +19,7 @@ NAME = "all_gather_ring"
 
 
 @templates.register(NAME)
+@checked
 def all_gather_ring(
     num_ranks: int,
     shape: Sequence[int],

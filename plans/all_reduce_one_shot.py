@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from syncopate_jax.ir.argument_types import checked
 from syncopate_jax.ir.arguments import integer, one_of, origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
 from syncopate_jax.ir.moves import MODES, Moves, make_moves
-from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
+from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.shards import cut_shards
-from syncopate_jax.plans.reducing import reduction
+from syncopate_jax.plans.reducing import all_reduce_plan, reduction
 from syncopate_jax.registry import templates
 
 NAME = "all_reduce_one_shot"
@@ -19,6 +20,7 @@ PARTIAL, SUM = 0, 1  # positions of the two tensors
 
 
 @templates.register(NAME)
+@checked
 def all_reduce_one_shot(
     num_ranks: int,
     shape: Sequence[int],
@@ -60,7 +62,6 @@ def all_reduce_one_shot(
     whole = cut_shards(where, 1, shape, axis, None, split, split_axis)
     pull = one_of(where, "mode", mode, MODES) == 1
     moves = _moves(count, whole.lo[0], whole.hi[0], pull, reduction(where, reduce), produced)
-    ranks = tuple(range(count)) if whole.full.size else ()
     origin = origin_text(
         NAME,
         num_ranks=num_ranks,
@@ -70,18 +71,18 @@ def all_reduce_one_shot(
         split_axis=split_axis,
         mode=mode,
     )
-    return Plan(
-        name=where,
-        num_ranks=count,
-        tensors=(
-            Tensor(tensor, whole.shape, dtype, per_rank=True),
-            Tensor(out, whole.shape, dtype),
-        ),
-        initial=tuple(Region(r, tensor, whole.full, produced) for r in ranks),
-        goals=tuple(Goal(r, out, whole.full, tensor, ranks=ranks, reduce=reduce) for r in ranks),
-        columns=moves.columns(),
-        channels=(channel,),
-        origins=(origin,),
+    return all_reduce_plan(
+        where,
+        count,
+        whole,
+        moves.columns(),
+        tensor,
+        out,
+        dtype,
+        reduce,
+        produced,
+        (channel,),
+        origin,
     )
 
 

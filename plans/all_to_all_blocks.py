@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from syncopate_jax.errors import InputError
+from syncopate_jax.ir.argument_types import checked
 from syncopate_jax.ir.arguments import axis_of, integer, one_of, origin_text
 from syncopate_jax.ir.chunk import Box
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
@@ -19,6 +20,7 @@ NAME = "all_to_all_blocks"
 
 
 @templates.register(NAME)
+@checked
 def all_to_all_blocks(
     num_ranks: int,
     shape: Sequence[int],

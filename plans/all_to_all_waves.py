@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from syncopate_jax.errors import InputError
+from syncopate_jax.ir.argument_types import checked
 from syncopate_jax.ir.arguments import one_of, origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
 from syncopate_jax.ir.moves import MODES, make_moves
@@ -18,6 +19,7 @@ NAME = "all_to_all_waves"
 
 
 @templates.register(NAME)
+@checked
 def all_to_all_waves(
     num_ranks: int,
     shape: Sequence[int],
@@ -53,8 +55,13 @@ def all_to_all_waves(
       InputError: an argument is out of range, or both axes are the same.
     """
     where = name or NAME
-    before = cut_shards(where, num_ranks, shape, split_from, shards)
-    after = cut_shards(where, num_ranks, shape, split_to, shards_to, split, split_axis)
+    names_to = ("split_to", "shards_to")
+    before = cut_shards(
+        where, num_ranks, shape, split_from, shards, called=("split_from", "shards")
+    )
+    after = cut_shards(
+        where, num_ranks, shape, split_to, shards_to, split, split_axis, called=names_to
+    )
     if before.axis == after.axis:
         raise InputError(
             f"{where}: split_from and split_to are both axis {before.axis}; "

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from syncopate_jax.errors import InputError
+from syncopate_jax.ir.argument_types import checked
 from syncopate_jax.ir.arguments import axis_of, integer, one_of, origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
 from syncopate_jax.ir.moves import MODES, make_moves
@@ -18,6 +19,7 @@ NAME = "broadcast"
 
 
 @templates.register(NAME)
+@checked
 def broadcast(
     num_ranks: int,
     shape: Sequence[int],

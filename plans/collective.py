@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from syncopate_jax.errors import InputError
+from syncopate_jax.ir.argument_types import checked
 from syncopate_jax.ir.arguments import axis_of, extents, integer, one_of, origin_text
 from syncopate_jax.ir.build import build_plan
 from syncopate_jax.ir.chunk import Box, Chunk
@@ -26,6 +27,7 @@ TWO_TENSORS = ("all_reduce", "all_to_all")
 
 
 @templates.register(NAME)
+@checked
 def collective(
     num_ranks: int,
     shape: Sequence[int],

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from syncopate_jax.ir.argument_types import checked
 from syncopate_jax.ir.arguments import origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
-from syncopate_jax.ir.plan import Goal, Plan, Tensor
+from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.shards import cut_shards
-from syncopate_jax.plans.reducing import partial_regions, reduce_direct, reduction
+from syncopate_jax.plans.reducing import reduce_direct, reduction, scatter_plan
 from syncopate_jax.registry import templates
 
 NAME = "reduce_scatter_direct"
 
 
 @templates.register(NAME)
+@checked
 def reduce_scatter_direct(
     num_ranks: int,
     shape: Sequence[int],
@@ -51,8 +53,6 @@ def reduce_scatter_direct(
     where = name or NAME
     cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis)
     moves = reduce_direct(where, mode, cut, reduction(where, reduce), produced)
-    ranks = tuple(range(cut.num_ranks))
-    goals = (Goal(r, tensor, box, ranks=ranks, reduce=reduce) for r, box in enumerate(cut.boxes()))
     origin = origin_text(
         NAME,
         num_ranks=num_ranks,
@@ -62,13 +62,6 @@ def reduce_scatter_direct(
         split_axis=split_axis,
         mode=mode,
     )
-    return Plan(
-        name=where,
-        num_ranks=cut.num_ranks,
-        tensors=(Tensor(tensor, cut.shape, dtype, per_rank=True),),
-        initial=partial_regions(cut, tensor, produced),
-        goals=tuple(goal for goal in goals if goal.box.size),
-        columns=moves.columns(),
-        channels=(channel,),
-        origins=(origin,),
+    return scatter_plan(
+        where, cut, moves.columns(), tensor, dtype, reduce, produced, (channel,), origin
     )

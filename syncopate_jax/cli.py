@@ -12,16 +12,29 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from syncopate_jax.commands import demo, doctor, explain, plan, simulate, verify
+from syncopate_jax.commands import (
+    advise,
+    demo,
+    doctor,
+    explain,
+    import_plan,
+    plan,
+    simulate,
+    synthesize,
+    verify,
+)
 from syncopate_jax.commands.command import DONE, NO, WRONG, Command
 from syncopate_jax.errors import DeadlockError, SyncopateError
 
 COMMANDS: tuple[Command, ...] = (
     demo.COMMAND,
     plan.COMMAND,
+    import_plan.COMMAND,
     verify.COMMAND,
     simulate.COMMAND,
+    synthesize.COMMAND,
     explain.COMMAND,
+    advise.COMMAND,
     doctor.COMMAND,
 )
 

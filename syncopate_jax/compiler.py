@@ -10,14 +10,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
+from syncopate_jax.backends import triton_backends
 from syncopate_jax.backends.interface import Backend, Work
 from syncopate_jax.check.verify import check
 from syncopate_jax.check.verify_schedule import check_schedule
 from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.ir.arguments import MAX_EXTENT, integer
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.axis_map import AxisMap
+from syncopate_jax.kernel.frame import frame_box
 from syncopate_jax.kernel.local import PallasKernel
-from syncopate_jax.options import ORDERS, Launch
+from syncopate_jax.options import ORDERS, Launch, is_order
 from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.passes.schedule_plan import schedule_plan
 from syncopate_jax.passes.split_chunks import split_chunks
@@ -60,9 +63,12 @@ def compile(
       InputError: an argument does not fit; UnsupportedError: no backend can do it, with reasons.
     """
     names = mesh.axis_tuple(axis_name, caller="compile")
-    if order not in ORDERS:
+    if not is_order(order):
         raise InputError(f"compile: order needs one of {', '.join(ORDERS)}, found {order!r}")
-    _check_types(kernel, plan, launch)
+    launch = Launch() if launch is None else launch
+    _check_types(kernel=kernel, plan=plan, launch=launch, backend=backend, target=target)
+    split = integer("compile", "split", split, 1)
+    split_axis = integer("compile", "split_axis", split_axis, -MAX_EXTENT)
     axis_map = AxisMap.of(axis_map)
     check(plan)
     plan = expand_collectives(plan)
@@ -70,7 +76,7 @@ def compile(
     space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel))
     axis_map.check(plan, accesses)
     _check_dtypes(plan, axis_map, kernel)
-    launch = _on_device(launch or Launch(), target)
+    launch = _on_device(launch, target, plan.num_ranks)
 
     @functools.cache
     def work(workers: int) -> Work:
@@ -95,22 +101,19 @@ def compile(
     )
 
 
-def _check_types(kernel: object, plan: object, launch: object) -> None:
+def _check_types(**arguments: object) -> None:
     """Raises InputError for an argument that is another kind of thing."""
-    for name, value, wanted in (
-        ("kernel", kernel, PallasKernel),
-        ("plan", plan, Plan),
-        ("launch", launch or Launch(), Launch),
-    ):
+    for name, value in arguments.items():
+        wanted = {"kernel": PallasKernel, "plan": Plan, "launch": Launch}.get(name, str)
         if not isinstance(value, wanted):
             raise InputError(f"compile: {name} needs a {wanted.__name__}, found {value!r}")
 
 
-def _on_device(launch: Launch, target: str) -> Launch:
+def _on_device(launch: Launch, target: str, ranks: int) -> Launch:
     """``launch`` with the device's number of multiprocessors filled in."""
-    if target != "mosaic_gpu" or launch.sms is not None:
-        return launch
-    return launch.using(sms=device.core_count())
+    if target in ("mosaic_gpu", "triton") and launch.sms is None:
+        launch = launch.using(sms=device.core_count())
+    return triton_backends.usual(launch, ranks) if target == "triton" else launch
 
 
 def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[str, tuple[int, ...]]:
@@ -119,8 +122,6 @@ def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[st
     for binding in axis_map.bindings:
         if binding.operand not in kernel.operands:
             continue
-        boxes = [g.box for g in plan.goals if g.tensor == binding.tensor]
-        boxes = boxes or [r.box for r in plan.initial if r.tensor == binding.tensor]
         shape = plan.tensor(binding.tensor).shape
         dims = axis_map.dims(binding, len(shape))
         if sorted(dims) != list(range(len(shape))):
@@ -128,8 +129,9 @@ def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[st
                 f"axis map: dims {dims} of tensor {binding.tensor} {shape} must name each of its "
                 f"{len(shape)} dimensions once"
             )
-        extents = [max((box.shape[d] for box in boxes), default=0) for d in range(len(dims))]
-        shapes[binding.operand] = tuple(extents[dims.index(d)] for d in range(len(dims)))
+        lo, hi = frame_box(plan, binding.tensor, write=False)
+        extents = (hi - lo).max(axis=0)
+        shapes[binding.operand] = tuple(int(extents[dims.index(d)]) for d in range(len(dims)))
     return shapes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,10 +31,21 @@ class Launch:
     folded: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("sms", 1), ("communicating", 0), ("watchdog_us", 0)):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise InputError(f"launch: {name} needs at least {least}, found {value!r}")
+        for name, least, optional in (
+            ("sms", 1, True),
+            ("communicating", 0, True),
+            ("watchdog_us", 0, False),
+        ):
+            given = getattr(self, name)
+            if given is None and optional:
+                continue
+            value = _count(given, least)
+            if value is None:
+                needed = f"at least {least}" if isinstance(given, int) else "an integer"
+                raise InputError(f"launch: {name} needs {needed}, found {given!r}")
+            object.__setattr__(self, name, value)
+        if not isinstance(self.folded, bool):
+            raise InputError(f"launch: folded needs True or False, found {self.folded!r}")
 
     def ctas(self, ranks: int) -> int:
         """CTAs of a rank."""
@@ -77,27 +89,21 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, asked in (("backend", self.backend), ("target", self.target)):
-            if not isinstance(asked, str) and (name, asked) != ("target", None):
+            if not isinstance(asked, str) and not (name == "target" and asked is None):
                 raise InputError(f"{name}: needs a name, found {asked!r}")
-        object.__setattr__(self, "launch", self.launch or Launch())
+        if self.launch is None:
+            object.__setattr__(self, "launch", Launch())
         if not isinstance(self.launch, Launch):
             raise InputError(f"launch: needs a Launch or None, found {self.launch!r}")
-        if self.split is not None and not _is_count(self.split):
-            raise InputError(f"split: needs an integer of at least 1 or None, found {self.split!r}")
-        given: Any = self.tiles or {}
-        try:
-            tiles = dict(given)
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                f"tiles: needs a mapping of letters to sizes, found {given!r}"
-            ) from error
-        for letter, size in tiles.items():
-            if not isinstance(letter, str):
-                raise InputError(f"tiles: needs letters as keys, found {letter!r}")
-            if not _is_count(size):
-                raise InputError(f"tiles: {letter} needs an integer of at least 1, found {size!r}")
-        object.__setattr__(self, "tiles", tuple(sorted(tiles.items())))
-        if self.order is not None and self.order not in ORDERS:
+        if self.split is not None:
+            split = _count(self.split, 1)
+            if split is None:
+                raise InputError(
+                    f"split: needs an integer of at least 1 or None, found {self.split!r}"
+                )
+            object.__setattr__(self, "split", split)
+        object.__setattr__(self, "tiles", _tiles(self.tiles))
+        if self.order is not None and not is_order(self.order):
             raise InputError(f"order: needs one of {', '.join(ORDERS)}, found {self.order!r}")
 
     @property
@@ -116,5 +122,35 @@ class Options:
         return replace(self, **changes)
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def is_order(value: object) -> bool:
+    """Whether ``value`` names an order of the tiles inside a chunk."""
+    return isinstance(value, str) and value in ORDERS
+
+
+def _tiles(given: object) -> tuple[tuple[str, int], ...]:
+    """Tile sizes as sorted pairs; raises InputError for what is none."""
+    pairs: Any = () if given is None else given
+    try:
+        if not isinstance(pairs, Mapping | tuple):
+            raise TypeError
+        tiles: dict[Any, Any] = dict(pairs)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"tiles: needs a mapping of letters to sizes, found {given!r}") from error
+    for letter, size in tiles.items():
+        if not isinstance(letter, str):
+            raise InputError(f"tiles: needs letters as keys, found {letter!r}")
+        tiles[letter] = _count(size, 1)
+        if tiles[letter] is None:
+            raise InputError(f"tiles: {letter} needs an integer of at least 1, found {size!r}")
+    return tuple(sorted(tiles.items()))
+
+
+def _count(value: Any, least: int) -> int | None:
+    """``value`` as an int, NumPy's among them, of at least ``least``; else None."""
+    if isinstance(value, bool):
+        return None
+    try:
+        found = operator.index(value)
+    except TypeError:
+        return None
+    return found if found >= least else None

@@ -12,9 +12,13 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
+from syncopate_jax.compiler import bound_shapes
 from syncopate_jax.compiler import compile as fuse
 from syncopate_jax.errors import InputError, PlanError, UnsupportedError
+from syncopate_jax.kernel.axis_map import AxisMap
+from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
+from syncopate_jax.plans.collective import collective
 from tests.backends import own_kernels
 from tests.check.small_plans import with_column
 from tests.ops import cases
@@ -123,9 +127,23 @@ def test_arguments_of_other_kinds() -> None:
         fuse(None, plan, {"t": "x"}, axis_name="t")
     with refused("compile: plan needs a Plan, found 'all_gather_ring'"):
         fuse(kernel, "all_gather_ring", {"t": "x"}, axis_name="t")
-    with refused("compile: launch needs a Launch, found 3"):
-        fuse(kernel, plan, {"t": "x"}, axis_name="t", launch=3)
-    for wrong in (None, {"t": 3}, {"t": ("x", 1)}, {"t": ("x", (0,), 1)}):
+    for name, needed in (("launch", "Launch"), ("backend", "str"), ("target", "str")):
+        for value in (3, ["xla"], np.ones(2)):
+            with refused(f"compile: {name} needs a {needed}, found {value!r}"):
+                fuse(kernel, plan, {"t": "x"}, axis_name="t", **{name: value})
+    for value in (3, ["natural"], np.ones(2)):
+        with refused(f"compile: order needs one of natural, grouped, snake, found {value!r}"):
+            fuse(kernel, plan, {"t": "x"}, axis_name="t", order=value)
+    for name in ("split", "split_axis"):
+        for value in (None, 1.5, "1", [1]):
+            with refused(f"compile: {name} must be an integer, found {value!r}"):
+                fuse(kernel, plan, {"t": "x"}, axis_name="t", **{name: value})
+    with refused("compile: split must be in 1..2147483647, found 0"):
+        fuse(kernel, plan, {"t": "x"}, axis_name="t", split=0)
+    for wrong in (
+        None, {"t": 3}, {"t": ("x", 1)}, {"t": ("x", (0,), 1)}, {"t": ("x", ("a", 0))},
+        {"t": ("x", (0.0, 1.0))}, {3: "x"}, {"t": (3, (0, 1))},
+    ):  # fmt: skip
         with refused(
             "axis map: needs {tensor: operand} or {tensor: (operand, dimensions)}, "
             f"found {wrong!r}"
@@ -142,6 +160,12 @@ def test_operands_that_blocks_do_not_fit(backend: str) -> None:
         run(operator, 2, (P("t"), P()), P("t"), random(4, 4), random(2, 1))
     with refused("blocks of s have 2 dimensions, its shape is (4,)"):
         run(operator, 2, (P("t"), P()), P("t"), random(4, 4), random(4))
+
+
+def test_two_tensors_for_one_operand() -> None:
+    kernel, plan = own_kernels.scale(4, 4), own_kernels.gather_plan(2, t=(4, 4), u=(4, 4))
+    with refused("axis map: 2 tensors are bound to operand 'x'; it can be one"):
+        fuse(kernel, plan, {"t": "x", "u": "x"}, axis_name="t")
 
 
 def test_dimensions_that_do_not_fit() -> None:
@@ -190,6 +214,16 @@ def test_a_plan_that_does_not_verify() -> None:
     broken = with_column(plan, "dst_rank", 0, 7)
     with pytest.raises(PlanError, match=r"own_gather: .* finding"):
         fuse(own_kernels.scale(4, 4), broken, {"t": "x"}, axis_name="t")
+
+
+def test_shapes_around_all_goals_of_a_rank() -> None:
+    """An all-to-all leaves several boxes on a rank; the kernel's operand holds them all."""
+    plan = expand_collectives(collective(2, (12, 6), kind="all_to_all", dtype="float32"))
+    tensor = plan.goals[0].tensor
+    boxes = [goal.box for goal in plan.goals if goal.rank == 0]
+    assert len(boxes) > 1
+    shapes = bound_shapes(plan, AxisMap.of({tensor: "x"}), own_kernels.scale(12, 6))
+    assert shapes == {"x": (12, max(box.hi[1] for box in boxes))}
 
 
 def test_templates_are_plans_like_others() -> None:

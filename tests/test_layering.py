@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "syncopate_jax"
 # Each unit may import those before it; units joined by a bar may not import each other.
 ORDER = (
-    "errors options registry ir plans kernel pallas_kernels check native "
-    "passes|importers|backends "
-    "runtime tune compiler ops rewrite commands cli __init__ __main__"
+    "errors options registry ir plans kernel triton_source pallas_kernels check native "
+    "synthesis passes|importers|backends "
+    "runtime tune compiler ops rewrite|advice commands cli __init__ __main__"
 )
 RANK = {unit: rank for rank, units in enumerate(ORDER.split()) for unit in units.split("|")}
 # What these see is named in full, their own unit aside: of the package, and from outside it.

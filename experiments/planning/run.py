@@ -1,4 +1,5 @@
-"""How long building, verifying and executing plans takes as the number of ranks grows.
+"""How long building, verifying and executing plans takes as the number of ranks grows, and how long
+scheduling a matrix product beside them takes.
 
 Run from the root of the repository: ``python experiments/planning/run.py``.
 """
@@ -22,7 +23,12 @@ import numpy as np
 
 from syncopate_jax.check.goals import run_goals
 from syncopate_jax.check.verify import verify
+from syncopate_jax.check.verify_schedule import verify_schedule
 from syncopate_jax.ir.plan import Plan
+from syncopate_jax.kernel.access import Access
+from syncopate_jax.kernel.axis_map import AxisMap
+from syncopate_jax.kernel.tiles import Axis, TileSpace
+from syncopate_jax.passes.schedule_plan import schedule_plan
 from syncopate_jax.registry import templates
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -59,6 +65,51 @@ CASES = (
     Case("all_reduce_two_shot", largest=256),
     Case("all_to_all_waves", two_dimensional=True),
 )
+
+
+SCHEDULES = (
+    ("all_gather_swizzle", 8, 8, 4096),
+    ("reduce_scatter_direct", 8, 8, 4096),
+    ("reduce_scatter_ring", 8, 8, 4096),
+    ("all_gather_swizzle", 64, 1, 16384),
+    ("reduce_scatter_direct", 64, 1, 16384),
+)
+"""Template, ranks, split, and rows and columns of the product, in tiles of 128 x 128."""
+
+
+def measure_schedule(template: str, ranks: int, split: int, size: int) -> dict[str, Any]:
+    """A matrix product beside a plan: the best times to schedule and to verify that, in ms.
+
+    ``load_average`` says how many processes wanted the machine's cores: above their number, times
+    on the clock say little, and processor times are longer than on an idle machine, too.
+    """
+    gathers = template.startswith("all_gather")
+    plan = templates.get(template)(ranks, (size, 4096 if gathers else size), split=split)
+    axes = (Axis("m", size, 128), Axis("n", size, 128), Axis("k", 4096, 4096, reduction=True))
+    accesses = {
+        "x": Access("x", (size, 4096), ("m", "k")),
+        "y": Access("y", (size, size), ("m", "n"), write=True),
+    }
+    moved = AxisMap.of({"x": "x"} if gathers else {"y": "y"})
+    space = TileSpace(axes)
+    times: dict[str, list[float]] = {}
+    for _ in range(5 if ranks <= 8 else 2):
+        schedule = _timed(times, "schedule", lambda: schedule_plan(plan, space, accesses, moved))
+        findings = _timed(
+            times,
+            "verify_schedule",
+            lambda made=schedule: verify_schedule(made, space, accesses, moved),
+        )
+        if findings:
+            raise RuntimeError(f"schedule of {template} over {ranks} ranks: {findings[0]}")
+    return {
+        "template": template,
+        "ranks": ranks,
+        "split": split,
+        "tiles": schedule.num_tiles,
+        "load_average": round(os.getloadavg()[0], 1),
+        **{name: round(min(found), 2) for name, found in times.items()},
+    }
 
 
 def measure(case: Case, ranks: int, repeat: int) -> dict[str, Any]:
@@ -154,10 +205,33 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def plot_schedules(rows: list[dict[str, Any]], path: Path) -> None:
+    """Processor time to schedule and to verify the schedule, a pair of bars each."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 3), layout="constrained")
+    place = np.arange(len(rows))
+    for i, name in enumerate(("schedule", "verify_schedule")):
+        spent = [row[f"{name}_cpu_ms"] for row in rows]
+        axes.bar(place + 0.4 * i - 0.2, spent, 0.4, label=name)
+    axes.set_yscale("log")
+    labels = [f"{r['template']}\n{r['ranks']} ranks, {r['tiles']} tiles" for r in rows]
+    axes.set_xticks(place, labels, fontsize=5)
+    axes.set_ylabel("processor time (ms)")
+    axes.legend(fontsize=7)
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--largest", type=int, default=1024, help="most ranks to measure")
     parser.add_argument("--out", type=Path, default=RESULTS / "planning.json")
+    parser.add_argument(
+        "--schedules", action="store_true", help="measure schedules only, and keep other figures"
+    )
     parser.add_argument("--no-plot", action="store_true")
     parser.add_argument("--case", type=int, help="measure one case only, and print it")
     parser.add_argument("--ranks", type=int, default=8, help="ranks of that case")
@@ -165,15 +239,24 @@ def main() -> None:
     if given.case is not None:
         print(json.dumps(measure(CASES[given.case], given.ranks, 2 if given.ranks > 256 else 5)))
         return
+    schedules = [measure_schedule(*each) for each in SCHEDULES]
+    if given.schedules:
+        stored = json.loads(given.out.read_text())
+        given.out.write_text(json.dumps({**stored, "schedules": schedules}, indent=1) + "\n")
+        plot_schedules(schedules, given.out.with_name("planning_schedules.png"))
+        return
     rows = measure_all(given.largest)
     machine = {
         "python": platform.python_version(), "numpy": np.__version__,
         "machine": platform.machine(), "cores": os.cpu_count(),
     }  # fmt: skip
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({"device": machine, "rows": rows}, indent=1) + "\n")
+    given.out.write_text(
+        json.dumps({"device": machine, "rows": rows, "schedules": schedules}, indent=1) + "\n"
+    )
     if not given.no_plot:
         plot(rows, given.out.with_suffix(".png"))
+        plot_schedules(schedules, given.out.with_name("planning_schedules.png"))
 
 
 if __name__ == "__main__":

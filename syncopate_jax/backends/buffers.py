@@ -7,8 +7,8 @@ tensor's coordinates differs from rank to rank.
 kind       what it holds
 ========== ==================================================================================
 input      an operand as the caller gave it: the rank's initial region of a tensor that is read
-gathered   a tensor that is read, as tiles see it: the rank's goal and all that arrives there
-send       what tiles write that is no goal of their own rank
+gathered   a tensor that is read, as tiles see it: the rank's frame and all that arrives there
+send       what tiles write that is no goal of their own rank: the rank's produced regions
 result     what the operator returns: the rank's goals of what tiles wrote
 ========== ==================================================================================
 """
@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from syncopate_jax.errors import InputError
-from syncopate_jax.ir.chunk import Box
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.axis_map import AxisMap, Binding
+from syncopate_jax.kernel.frame import corners, frame_box
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,27 +95,43 @@ class Buffers:
 
 
 def place_buffers(plan: Plan, axis_map: AxisMap, writes: Iterable[str]) -> Buffers:
-    """Buffers for ``plan``, whose tensors ``axis_map`` binds; ``writes``: the kernel's results."""
+    """Buffers for ``plan``, whose tensors ``axis_map`` binds; ``writes``: the kernel's results.
+
+    Raises InputError if the plan starts from a tensor that is not bound.
+    """
     written = {b.tensor for b in axis_map.bindings if b.operand in set(writes)}
     read = {b.tensor for b in axis_map.bindings} - written
     items, origins = {}, {}
     for tensor in plan.tensors:
         name = tensor.name
-        starts = _bounds(plan, ((r.rank, r.box) for r in plan.initial if r.tensor == name), name)
-        goals = _bounds(plan, ((g.rank, g.box) for g in plan.goals if g.tensor == name), name)
+        goals = corners(plan, name, ((g.rank, g.box) for g in plan.goals if g.tensor == name))
         if name in read:
+            mine = ((r.rank, r.box) for r in plan.initial if r.tensor == name)
+            starts = corners(plan, name, mine)
             items[name, "input"] = Buffer(name, "input", *starts)
-            held = _union(goals, _arrivals(plan, name))
-            held = held if np.any(held[0] < held[1]) else starts
+            frame = frame_box(plan, name, write=False)
+            held = _union(frame, _arrivals(plan, name))
             items[name, "gathered"] = Buffer(name, "gathered", *held)
-            origins[name] = goals[0] if np.any(goals[0] < goals[1]) else starts[0]
+            origins[name] = frame[0]
         elif name in written:
-            items[name, "send"] = Buffer(name, "send", *starts)
+            items[name, "send"] = Buffer(name, "send", *frame_box(plan, name, write=True))
             if np.any(goals[0] < goals[1]):
                 items[name, "result"] = Buffer(name, "result", *goals)
         else:
+            _refuse_unbound(plan, name)
             items[name, "result"] = Buffer(name, "result", *_union(goals, _arrivals(plan, name)))
     return Buffers(plan, items, origins)
+
+
+def _refuse_unbound(plan: Plan, tensor: str) -> None:
+    """Raises InputError if ranks start with data of a tensor that is bound to nothing."""
+    for region in plan.initial:
+        if region.tensor == tensor and region.box.size:
+            raise InputError(
+                f"plan {plan.name}: rank {region.rank} starts with {tensor}{region.box}, but the "
+                f"axis map binds {tensor} to no operand or result that could hold it; bind it, or "
+                f"use a plan that starts from what the kernel reads or writes"
+            )
 
 
 def result_tensor(plan: Plan, binding: Binding) -> str:
@@ -127,20 +143,6 @@ def result_tensor(plan: Plan, binding: Binding) -> str:
             f"{sorted(found) or 'no tensor'}; the operator can return exactly one"
         )
     return found.pop()
-
-
-def _bounds(
-    plan: Plan, boxes: Iterable[tuple[int, Box]], tensor: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """[ranks, dims] corners of the smallest box around each rank's boxes."""
-    ndim = len(plan.tensor(tensor).shape)
-    lo = np.full((plan.num_ranks, ndim), np.iinfo(np.int64).max)
-    hi = np.zeros((plan.num_ranks, ndim), np.int64)
-    for rank, box in boxes:
-        if box.size:
-            lo[rank] = np.minimum(lo[rank], box.lo)
-            hi[rank] = np.maximum(hi[rank], box.hi)
-    return np.minimum(lo, hi), hi
 
 
 def _arrivals(plan: Plan, tensor: str) -> tuple[np.ndarray, np.ndarray]:

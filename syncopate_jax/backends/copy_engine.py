@@ -22,14 +22,23 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from syncopate_jax.backends import gpu_buffers, gpu_kernel, gpu_signals
+from syncopate_jax.backends import (
+    gpu_buffers,
+    gpu_kernel,
+    gpu_signals,
+    triton_backends,
+    triton_call,
+)
 from syncopate_jax.backends.buffers import Buffers
+from syncopate_jax.backends.by_target import ByTarget
 from syncopate_jax.backends.gpu_buffers import GATHERED, INPUT, Key
 from syncopate_jax.backends.gpu_kernel import CTA_AXIS, LOCAL, FusedKernel
 from syncopate_jax.backends.gpu_peers import Peers
 from syncopate_jax.backends.gpu_signals import Signals
 from syncopate_jax.backends.gpu_tables import Layout, LayoutMaker
 from syncopate_jax.backends.interface import Emitted, Work
+from syncopate_jax.backends.triton_kernel import FusedTriton
+from syncopate_jax.backends.triton_layout import FlaggedTritonMaker
 from syncopate_jax.errors import SyncopateError, UnsupportedError
 from syncopate_jax.native import build, copies
 from syncopate_jax.options import Launch
@@ -49,8 +58,6 @@ class CopyEngine:
 
     def unsupported_reason(self, work: Work, target: str) -> str | None:
         """Why the work cannot be done here; None when it can."""
-        if target not in self.targets:
-            return f"{self.name} works with target 'mosaic_gpu', not {target!r}"
         if work.launch.folded:
             return (
                 f"{self.name} copies between devices; folded ranks share one: use 'tma_dedicated'"
@@ -63,7 +70,7 @@ class CopyEngine:
         if work.launch.watchdog_us:
             return f"{self.name} has no watchdog in the kernel; use launch.watchdog_us=0"
         try:
-            _layout(work)
+            self.check(work)
             _call(work, gpu_buffers.placed_buffers(work))
         except SyncopateError as error:
             return str(error)
@@ -75,9 +82,31 @@ class CopyEngine:
         def emitted(
             *operands: jax.Array, platform: str, interpret: Any, **_: Any
         ) -> Sequence[jax.Array]:
-            return _Run(work, platform).run(operands)
+            return _Run(work, platform, self).run(operands)
 
         return emitted
+
+    def check(self, work: Work) -> None:
+        """Raises UnsupportedError where the kernel cannot wait for copies."""
+        _layout(work)
+
+    def gathered(self, work: Work) -> dict[Key, jax.ShapeDtypeStruct]:
+        """The buffers that copies fill, as the kernel takes them."""
+        placed = _layout(work).by_key
+        keys = [(tensor, GATHERED) for tensor in read_tensors(work)]
+        held = [placed[k] for k in keys if k in placed]
+        return {b.key: jax.ShapeDtypeStruct(b.matrices, b.dtype) for b in held}
+
+    def behind(
+        self,
+        work: Work,
+        operands: Sequence[jax.Array],
+        arrived: Mapping[Key, jax.Array],
+        flags: jax.Array,
+    ) -> list[jax.Array]:
+        """The kernel's results; it reads ``arrived`` behind a wait for ``flags``."""
+        kernel = FlaggedKernel(work, _layout(work), work.launch, None, 0)
+        return kernel.call_behind(operands, arrived, flags)
 
 
 class _OneRaise(LayoutMaker):
@@ -184,8 +213,8 @@ def own_copies(work: Work, places: Buffers) -> list[copies.Copy]:
 class _Run:
     """The operator on one platform."""
 
-    def __init__(self, work: Work, platform: str):
-        self.work, self.platform = work, platform
+    def __init__(self, work: Work, platform: str, engine: CopyEngine):
+        self.work, self.platform, self.engine = work, platform, engine
         self.plan = work.schedule.plan
         self.places = gpu_buffers.placed_buffers(work)
         self.tensors = read_tensors(work)
@@ -217,13 +246,10 @@ class _Run:
     def _on_device(
         self, operands: Sequence[jax.Array], sources: Sequence[jax.Array]
     ) -> tuple[list[jax.Array], jax.Array]:
-        kernel = FlaggedKernel(self.work, _layout(self.work), self.work.launch, None, 0)
-        placed = kernel.layout.by_key
-        keys = [(tensor, GATHERED) for tensor in self.tensors if (tensor, GATHERED) in placed]
-        types = [jax.ShapeDtypeStruct(placed[k].matrices, placed[k].dtype) for k in keys]
-        buffers, flags = copies.start(self.call, self._where(), sources, types)
-        arrived = dict(zip(keys, buffers, strict=True))
-        return kernel.call_behind(operands, arrived, flags), flags
+        gathered = self.engine.gathered(self.work)
+        buffers, flags = copies.start(self.call, self._where(), sources, list(gathered.values()))
+        arrived = dict(zip(gathered, buffers, strict=True))
+        return self.engine.behind(self.work, operands, arrived, flags), flags
 
     def _in_memory(
         self, named: Mapping[str, jax.Array], sources: Sequence[jax.Array]
@@ -313,4 +339,43 @@ class _Flags(Signals):
         gpu_signals.fence()
 
 
-backends.register("copy_engine")(CopyEngine())
+class TritonCopyEngine(CopyEngine):
+    """As above, with a rewritten Triton kernel that waits for the flags."""
+
+    targets = ("triton",)
+
+    def unsupported_reason(self, work: Work, target: str) -> str | None:
+        """Why the work cannot be done here; None when it can."""
+        return super().unsupported_reason(work, target) or triton_call.missing()
+
+    def check(self, work: Work) -> None:
+        """Raises UnsupportedError where the kernel's text does not show what is needed."""
+        self._kernel(work)
+
+    def _kernel(self, work: Work) -> FusedTriton:
+        return FusedTriton(self.name, work, triton_backends.lay_out(work, FlaggedTritonMaker, 0))
+
+    def gathered(self, work: Work) -> dict[Key, jax.ShapeDtypeStruct]:
+        """The buffers that copies fill."""
+        placed = {b.key: b for b in self._kernel(work).between.values()}
+        keys = [(tensor, GATHERED) for tensor in read_tensors(work)]
+        return {
+            k: jax.ShapeDtypeStruct(placed[k].shape, placed[k].dtype) for k in keys if k in placed
+        }
+
+    def behind(
+        self,
+        work: Work,
+        operands: Sequence[jax.Array],
+        arrived: Mapping[Key, jax.Array],
+        flags: jax.Array,
+    ) -> list[jax.Array]:
+        """The kernel's results; it reads ``arrived`` behind a wait for ``flags``."""
+        kernel = self._kernel(work)
+        names = {b.key: name for name, b in kernel.between.items()}
+        return kernel.behind(operands, {names[key]: x for key, x in arrived.items()}, flags)
+
+
+backends.register("copy_engine")(
+    ByTarget("copy_engine", {"mosaic_gpu": CopyEngine(), "triton": TritonCopyEngine()})
+)

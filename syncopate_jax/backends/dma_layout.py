@@ -98,7 +98,10 @@ class BlockTable:
 
 @dataclass(slots=True)
 class Layout:
-    """All that the kernel's text needs; see the attributes' types."""
+    """All that the kernel's text needs; see the attributes' types.
+
+    ``leave_together``: some rank could leave before all have entered; see ``remote_dma``.
+    """
 
     table: np.ndarray
     buffers: list[Placed]
@@ -123,7 +126,7 @@ class Layout:
     num_arrivals: int
     num_sends: int
     ndim: int
-    collective_id: int
+    leave_together: bool
     by_key: dict[Key, Placed] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,13 +25,18 @@ from syncopate_jax.backends.interface import Work
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.kernel.local import block_shape
 
-# Kernels with equal identifiers share a barrier semaphore; consecutive ones should differ.
-_COLLECTIVE_IDS = 32
+# A work is laid out when the backend is asked about it and whenever its operator is traced.
+_made: weakref.WeakKeyDictionary[Work, Layout] = weakref.WeakKeyDictionary()
 
 
 def lay_out(work: Work) -> Layout:
-    """Buffers and tables for ``work``; raises UnsupportedError when this backend cannot do it."""
-    return _LayoutMaker(work).make()
+    """Buffers and tables for ``work``; raises UnsupportedError when this backend cannot do it.
+
+    Memoised for as long as ``work`` lives.
+    """
+    if work not in _made:
+        _made[work] = _LayoutMaker(work).make()
+    return _made[work]
 
 
 class _LayoutMaker:
@@ -61,12 +66,8 @@ class _LayoutMaker:
             step_counts=tuple(axis.count for axis in self.space.reduction),
             reduction_axes=self.kernel.reduction_axes,
             bound=frozenset(self.tensor_of),
-            collective_id=zlib.crc32(repr(self._signature()).encode()) % _COLLECTIVE_IDS,
             table=np.concatenate(self.vector, axis=1),
         )
-
-    def _signature(self) -> tuple[object, ...]:
-        return self.plan.name, [t.shape for t in self.plan.tensors], self.kernel.name
 
     def _check(self) -> None:
         c, name = self.plan.columns, self.plan.name
@@ -275,7 +276,8 @@ class _LayoutMaker:
     def _programs(self, placed: list[Placed]) -> dict[str, Any]:
         ndim = max(len(b.padded) for b in placed)
         coder = Coder(self.schedule, self.places, ndim)
-        for rank, found in enumerate(sequence(self.schedule)):
+        sequences = sequence(self.schedule)
+        for rank, found in enumerate(sequences):
             fills = coder.fills(rank)
             found.before[0] = self._with_fills(found.before[0], fills)
             for name, points in (
@@ -297,6 +299,7 @@ class _LayoutMaker:
             "num_arrivals": coder.num_arrivals,
             "num_sends": coder.num_sends,
             "ndim": ndim,
+            "leave_together": not all(found.heard_all for found in sequences),
         }
 
     @staticmethod

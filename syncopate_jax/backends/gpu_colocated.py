@@ -62,12 +62,13 @@ class Colocated:
                 f"data to tiles, which the tensor cores take from shared memory: use "
                 f"'tma_colocated'"
             )
-        ragged = [axis for axis in work.space.parallel if axis.extent % axis.tile]
-        if ragged:
-            return (
-                f"{self.name}: tiles of {ragged[0].tile} do not divide {ragged[0].extent}, and a "
-                f"store from registers is not clipped: use 'tma_colocated'"
-            )
+        for spec, out in zip(work.kernel.out_specs, work.kernel.out_shape, strict=True):
+            for size, extent in zip(spec.block_shape or (), out.shape, strict=True):
+                if size and extent % size:
+                    return (
+                        f"{self.name}: tiles of {size} do not divide {extent}, and a store from "
+                        f"registers is not clipped: use 'tma_colocated'"
+                    )
         return None
 
     def emit(self, work: Work, target: str) -> Emitted:
@@ -79,10 +80,10 @@ class Colocated:
 @functools.lru_cache(maxsize=64)
 def lay_out(work: Work) -> Layout:
     """The layout of a kernel whose tiles communicate."""
-    return _ColocatedMaker(work, 0).make()
+    return ColocatedMaker(work, 0).make()
 
 
-class _ColocatedMaker(LayoutMaker):
+class ColocatedMaker(LayoutMaker):
     kinds = (INPUT, RESULT, LANDING)
 
     def _check(self) -> None:
@@ -136,7 +137,7 @@ class _ColocatedMaker(LayoutMaker):
     # --- slots: raised by tiles ----------------------------------------------------------------
 
     def copiers_of(self, row: int) -> int:
-        return len(self.tiles_of[row]) * self.kernel.loop_body.signals
+        return len(self.tiles_of[row]) * self.tile_signals
 
     def _scale_slots(self) -> None:
         rows = self.schedule.op_signals

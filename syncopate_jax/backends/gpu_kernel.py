@@ -155,7 +155,7 @@ class FusedKernel:
         launch, layout = self.launch, self.layout
         rank, cta = gpu_peers.split_cta(lax.axis_index(CTA_AXIS), self.ctas, launch.folded)
         names = () if launch.folded else self.work.axis_names
-        rank_id = rank if launch.folded else lax.axis_index(names)
+        rank_id = rank if launch.folded or self.ranks == 1 else lax.axis_index(names)
         peers = Peers(refs, placed, shared, rank, self.ranks, names)
         slots = layout.num_slots
         total = slots * (self.ranks if launch.folded else 1)
@@ -168,7 +168,7 @@ class FusedKernel:
             slots,
             rank,
             launch.folded,
-            peers.peer_id,
+            peers.peer_id if self.ranks > 1 else None,
             watch,
         )
         wg = lax.axis_index(self.work.kernel.loop_body.launch()["thread_name"])

@@ -66,6 +66,8 @@ class Peers:
         placed, ref = self.placed[key], self.refs[key]
         if self.folded:
             placed.matrix(ref, starts, peer, use)
+        elif self.ranks == 1:  # without peers there are no addresses of them either
+            placed.matrix(ref, starts, None, use)
         elif not copied:
             placed.matrix(plgpu.remote_ref(ref, self.peer_id(peer)), starts, None, use)
         else:

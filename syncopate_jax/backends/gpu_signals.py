@@ -54,7 +54,7 @@ class Signals:
       slots: counters of a rank.
       rank: of this CTA.
       folded: ranks share one device, and ``counters`` holds those of all.
-      peer_id: mesh address of a rank.
+      peer_id: mesh address of a rank; None where there are no peers.
       watch: bounds every wait, or None.
     """
 
@@ -109,6 +109,8 @@ class Signals:
         """Raises a counter of ``rank`` by one."""
         if self.folded:
             pl.semaphore_signal(self.counters.at[rank * self.slots + slot])
+        elif self.peer_id is None:
+            pl.semaphore_signal(self.counters.at[slot])
         else:
             pl.semaphore_signal(self.counters.at[slot], device_id=self.peer_id(rank))
 

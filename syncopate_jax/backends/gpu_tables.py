@@ -163,8 +163,8 @@ class LayoutMaker:
     # --- what the kernel cannot do -------------------------------------------------------------
 
     def _check(self) -> None:
-        name, kernel = self.plan.name, self.kernel
-        reason = kernel.loop_body.unsupported_reason(kernel)
+        name = self.plan.name
+        reason = self.kernel_reason()
         if reason is not None:
             raise UnsupportedError(reason)
         if self.tiles == 0:
@@ -180,6 +180,15 @@ class LayoutMaker:
                 f"plan {name} reduces into data that no tile writes "
                 f"({self.plan.row(int(unplaced[0]))}); use backend 'xla'"
             )
+
+    def kernel_reason(self) -> str | None:
+        """Why the kernel's text cannot be used; None when it can."""
+        return self.kernel.loop_body.unsupported_reason(self.kernel)
+
+    @property
+    def tile_signals(self) -> int:
+        """How often a tile raises each of its signals."""
+        return self.kernel.loop_body.signals
 
     def _kept(self, buffer: Placed) -> bool:
         """Whether anything is ever in the buffer: nothing is gathered where nothing arrives."""
@@ -211,7 +220,7 @@ class LayoutMaker:
         for row, (rank, slot) in zip(rows.owner.tolist(), rows.values.tolist(), strict=True):
             self._raise_scale(rank, slot, self.copiers_of(row))
         for rank, slot in self.schedule.signals.values.tolist():
-            self._raise_scale(rank, slot, self.kernel.loop_body.signals)
+            self._raise_scale(rank, slot, self.tile_signals)
 
     def new_slot(self, rank: int) -> int:
         """A slot of its own for a wait at the end of a rank's launch."""

@@ -28,6 +28,8 @@ class Sequence:
       epilogue: per tile position: ahead of the addition of landings.
       after: per tile position: once the tile is stored.
       end: after all tiles.
+      heard_all: when it ends, the rank knows that every rank has begun: it has waited for data
+        from each, or from a rank that had.
     Each instruction is (WAIT | START | SENT, row of the operation in the plan's columns).
     """
 
@@ -35,6 +37,7 @@ class Sequence:
     epilogue: list[list[tuple[int, int]]]
     after: list[list[tuple[int, int]]]
     end: list[tuple[int, int]] = field(default_factory=list)
+    heard_all: bool = False
 
     def flat(self, steps: int) -> list[tuple[int, int]]:
         """All instructions in the order they run."""
@@ -53,7 +56,9 @@ def sequence(schedule: Schedule) -> list[Sequence]:
         _Merger(schedule, rank, arrivals[rank], tiles_of[rank]).run()
         for rank in range(schedule.plan.num_ranks)
     ]
-    _check_progress(schedule, [one.flat(schedule.num_steps) for one in found])
+    heard = _run_together(schedule, [one.flat(schedule.num_steps) for one in found])
+    for one, ranks in zip(found, heard, strict=True):
+        one.heard_all = ranks == (1 << len(found)) - 1
     return found
 
 
@@ -159,20 +164,27 @@ class _Merger:
         return out + [(SENT, row) for row in remote]
 
 
-def _check_progress(schedule: Schedule, flat: list[list[tuple[int, int]]]) -> None:
-    """Runs the sequences against each other; raises DeadlockError where all of them are stuck."""
+def _run_together(schedule: Schedule, flat: list[list[tuple[int, int]]]) -> list[int]:
+    """Runs the sequences against each other; raises DeadlockError where all of them are stuck.
+
+    Returns, for each rank, the ranks it has heard from at its end, as bits: an operation tells its
+    destination of its source and of all that the source had heard from when it started it.
+    """
     place = [0] * len(flat)
-    started: set[int] = set()
+    heard = [1 << rank for rank in range(len(flat))]
+    told: dict[int, int] = {}
     moved = True
     while moved:
         moved = False
         for rank, program in enumerate(flat):
             while place[rank] < len(program):
                 code, row = program[place[rank]]
-                if code == WAIT and row not in started:
+                if code == WAIT and row not in told:
                     break
                 if code == START:
-                    started.add(row)
+                    told[row] = heard[rank]
+                elif code == WAIT:
+                    heard[rank] |= told[row]
                 place[rank] += 1
                 moved = True
     stuck = [r for r, program in enumerate(flat) if place[r] < len(program)]
@@ -184,3 +196,4 @@ def _check_progress(schedule: Schedule, flat: list[list[tuple[int, int]]]) -> No
             f"plan {schedule.plan.name}: in this tile order no rank can go on: {waits}; "
             f"order tiles by arrival (inter='arrival')"
         )
+    return heard

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -30,7 +30,7 @@ interpret_settings: ContextVar[Any] = ContextVar("interpret_settings", default=T
 WHOLE_DEVICE = Launch()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Work:
     """One operator to realise.
 
@@ -42,6 +42,8 @@ class Work:
       axis_map: which operand each plan tensor is.
       axis_names: mesh axes the ranks run along.
       launch: what the kernel may use of a device, and how ranks are laid on it.
+      keep: whether what was gathered of each bound operand is returned too, behind the results; to
+        be asked of a ``KeepsGathered`` alone.
     """
 
     kernel: PallasKernel
@@ -51,6 +53,7 @@ class Work:
     axis_map: AxisMap
     axis_names: tuple[str, ...]
     launch: Launch = WHOLE_DEVICE
+    keep: bool = False
 
 
 class Backend(Protocol):
@@ -81,4 +84,14 @@ class Backend(Protocol):
 
     def emit(self, work: Work, target: str) -> Emitted:
         """The fused kernel; only called when ``unsupported_reason`` is None."""
+        ...
+
+
+@runtime_checkable
+class KeepsGathered(Protocol):
+    """A backend that can return what it gathered (``Work.keep``), which costs it no copy."""
+
+    @property
+    def keeps_gathered(self) -> bool:
+        """True."""
         ...

@@ -4,6 +4,11 @@ The fused kernel is one ``pallas_call`` over (tile position, reduction step). Op
 not touch stay in Pallas's own pipeline, their index maps composed with the schedule's order.
 Communicated ones are copied by hand, block by block, once their chunk has arrived. All tables of a
 rank are one int32 vector, prefetched to scalar memory, so that one program serves every rank.
+
+All ranks meet before the first tile, at a barrier that kernels over the same mesh axes share. It
+counts right if no rank enters the next kernel before all have entered this one. A rank that has
+heard from all others when it ends knows that; where a plan leaves one that has not (the root of a
+broadcast), all ranks also meet after the last tile, at a barrier that is the kernel's own.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from syncopate_jax.backends import dma_tables
 from syncopate_jax.backends.dma_layout import BlockTable, Branch, Layout, Program
 from syncopate_jax.backends.in_order import SENT, START, WAIT
 from syncopate_jax.backends.interface import Emitted, Work
-from syncopate_jax.backends.peers import peer_id
+from syncopate_jax.backends.peers import barrier_id, peer_id
 from syncopate_jax.errors import SyncopateError
 from syncopate_jax.options import Launch
 from syncopate_jax.registry import backends
@@ -35,6 +40,7 @@ class RemoteDma:
     name = "remote_dma"
     targets = ("tpu",)
     folds = False
+    keeps_gathered = True
 
     def workers(self, launch: Launch, ranks: int) -> int:
         """One executor, which takes all tiles in order."""
@@ -53,10 +59,11 @@ class RemoteDma:
     def emit(self, work: Work, target: str) -> Emitted:
         """The fused kernel of one rank, over ``work.axis_names``."""
         layout = dma_tables.lay_out(work)
+        barrier = barrier_id(work.axis_names) if work.schedule.plan.num_ranks > 1 else None
 
         def emitted(*operands: jax.Array, platform: str, interpret: Any) -> Sequence[jax.Array]:
             settings = _interpretation(interpret) if platform == "cpu" else False
-            return _Kernel(work, layout).call(operands, settings)
+            return _Kernel(work, layout, barrier).call(operands, settings)
 
         return emitted
 
@@ -69,8 +76,9 @@ def _interpretation(settings: Any) -> Any:
 class _Kernel:
     """Builds the ``pallas_call``; the phases of its body are methods."""
 
-    def __init__(self, work: Work, layout: Layout):
+    def __init__(self, work: Work, layout: Layout, barrier: int | None):
         self.work, self.layout, self.kernel = work, layout, work.kernel
+        self.barrier = barrier
         self.steps = work.schedule.num_steps
         self.tiles = work.schedule.num_tiles
 
@@ -104,7 +112,7 @@ class _Kernel:
             + [jax.ShapeDtypeStruct(b.padded, b.dtype) for b in outputs],
             compiler_params=pltpu.CompilerParams(
                 dimension_semantics=("arbitrary", "arbitrary"),
-                collective_id=layout.collective_id if self._ranks > 1 else None,
+                collective_id=self.barrier,
                 has_side_effects=True,
             ),
             interpret=interpret,
@@ -112,9 +120,13 @@ class _Kernel:
         )(table, *arrays)
         found = dict(zip(free, outs, strict=False))
         made = dict(zip([b.key for b in outputs], outs[len(free) :], strict=True))
+        kept = [b.tensor for b in self.work.axis_map.bindings if b.operand in kernel.operands]
         return [
-            found[name] if name in found else self._trim(layout.results[name], made)
-            for name in kernel.results
+            *(
+                found[n] if n in found else self._trim(layout.results[n], made)
+                for n in kernel.results
+            ),
+            *(self._trim((tensor, "gathered"), made) for tensor in kept if self.work.keep),
         ]
 
     @property
@@ -156,14 +168,20 @@ class _Kernel:
             pltpu.SemaphoreType.DMA((layout.num_sends,)),
             pltpu.SemaphoreType.DMA,
         ]
+        if layout.leave_together:
+            semaphores.append(pltpu.SemaphoreType.REGULAR)
         return [*self.kernel.scratch_shapes, *blocks, *semaphores]
 
     def _body(self, table: jax.Ref, *refs: jax.Ref) -> None:
         state = _Refs(self, table, refs)
         tile, step = pl.program_id(0), pl.program_id(1)
         at = tile * self.steps + step
-        if self._ranks > 1:
-            pl.when((tile == 0) & (step == 0))(self._enter)
+        if self.barrier is not None:
+
+            @pl.when((tile == 0) & (step == 0))
+            def _() -> None:
+                self._meet(pltpu.get_barrier_semaphore())
+
         state.run(self.layout.before, at)
         for name in self.layout.loads:
             state.load(name, at)
@@ -179,10 +197,11 @@ class _Kernel:
         @pl.when((step == self.steps - 1) & (tile == self.tiles - 1))
         def _() -> None:
             state.run(self.layout.end, jnp.int32(0))
+            if state.left is not None:
+                self._meet(state.left)
 
-    def _enter(self) -> None:
-        """No rank writes to a peer that has not entered the kernel."""
-        barrier = pltpu.get_barrier_semaphore()
+    def _meet(self, barrier: jax.Ref) -> None:
+        """Waits until every rank has come here."""
         for rank in range(self._ranks):
             pl.semaphore_signal(
                 barrier,
@@ -217,7 +236,8 @@ class _Refs:
         }
         self.user = [next(left) for _ in local.scratch_shapes]
         self.blocks = {b.name: next(left) for b in layout.blocks}
-        self.arrived, self.sent, self.local = left
+        self.arrived, self.sent, self.local, *exit_barrier = left
+        self.left = exit_barrier[0] if exit_barrier else None
 
     def body_refs(self) -> list[jax.Ref]:
         """What the local kernel's body gets."""

@@ -60,6 +60,7 @@ class Xla:
     name = "xla"
     targets = ("tpu", "mosaic_gpu", "triton")
     folds = False
+    keeps_gathered = True
 
     def workers(self, launch: Launch, ranks: int) -> int:
         """One executor, which takes all tiles in order."""
@@ -102,7 +103,9 @@ class _Run:
         else:
             outs = kernel(*seen, interpret=self.interpret)
         made = zip(kernel.results, outs, strict=True)
-        return [self._reduced(n, out) if n in self.bound else out for n, out in made]
+        results = [self._reduced(n, out) if n in self.bound else out for n, out in made]
+        kept = zip(kernel.operands, seen, strict=True)
+        return [*results, *(x for n, x in kept if n in self.bound and self.work.keep)]
 
     def _gathered(self, operand: str, x: jax.Array) -> jax.Array:
         """What tiles see of an operand: this rank's goals, from what every rank holds."""

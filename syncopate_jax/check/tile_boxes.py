@@ -18,51 +18,62 @@ class TileBoxes:
         lo, hi = frame.access.boxes(space)
         sides = np.concatenate([lo, hi], axis=2).reshape(-1, 2 * lo.shape[2])
         known, which = _distinct(sides)
-        self.lo, self.hi = np.split(known, 2, axis=1)
+        # [d, boxes]: the long axis last, which is the fast one to go along.
+        self.lo, self.hi = np.split(np.ascontiguousarray(known.T), 2)
         self.which = which.reshape(lo.shape[:2])
-        self._met: dict[bytes, Array] = {}
-        self._tiles: dict[bytes, Array] = {}
-        self._volume: dict[bytes, int] = {}
-        self._first: dict[tuple[bytes, bytes], tuple[Array, Array]] = {}
+        self.asked: list[tuple[Array, Array]] = []
+        self._number: dict[bytes, int] = {}
+        self._met: dict[int, Array] = {}
+        self._tiles: dict[int, Array] = {}
+        self._volume: dict[int, int] = {}
+        self._first: dict[tuple[int, bytes], tuple[Array, Array]] = {}
 
-    def tiles(self, rank: int, lo: Array, hi: Array) -> Array:
-        """Linear tiles of ``rank`` that touch the box ``lo:hi`` of the tensor, at any step."""
-        key = self._meet(rank, lo, hi)
-        if key not in self._tiles:
-            self._tiles[key] = np.flatnonzero(self._met[key].any(axis=1))
-        return self._tiles[key]
+    def find(self, rank: Array, lo: Array, hi: Array) -> list[int]:
+        """A number for each box ``lo:hi`` [boxes, d] of the tensor, seen by the tiles of a rank.
 
-    def first(self, rank: int, lo: Array, hi: Array, k_order: Array) -> tuple[Array, Array]:
+        Boxes that lie alike in the operand share a number; it is what the other methods take.
+        """
+        if not len(rank):
+            return []
+        low, high = self.frame.to_operand(rank, lo, hi)
+        known, which = _distinct(np.concatenate([low, high], axis=1))
+        numbers = []
+        for low, high in zip(*np.split(known[..., None], 2, axis=1), strict=True):
+            number = self._number.setdefault(low.tobytes() + high.tobytes(), len(self.asked))
+            if number == len(self.asked):
+                self.asked.append((low, high))
+            numbers.append(number)
+        return np.array(numbers)[which].tolist()
+
+    def tiles(self, box: int) -> Array:
+        """Linear tiles that touch a box, at any step."""
+        if box not in self._tiles:
+            self._tiles[box] = np.flatnonzero(self._meet(box).any(axis=1))
+        return self._tiles[box]
+
+    def first(self, box: int, k_order: Array) -> tuple[Array, Array]:
         """Those tiles, and for each the first position in ``k_order`` at which it touches it."""
-        key = self._meet(rank, lo, hi)
-        both = key, k_order.tobytes()
+        both = box, k_order.tobytes()
         if both not in self._first:
-            tiles = self.tiles(rank, lo, hi)
-            self._first[both] = tiles, np.argmax(self._met[key][tiles][:, k_order], axis=1)
+            tiles = self.tiles(box)
+            self._first[both] = tiles, np.argmax(self._meet(box)[tiles][:, k_order], axis=1)
         return self._first[both]
 
-    def missing(self, rank: int, lo: Array, hi: Array) -> int:
-        """Elements of the box that no tile of ``rank`` touches."""
-        low, high = self._box(rank, lo, hi)
-        key = low.tobytes() + high.tobytes()
-        if key not in self._volume:
+    def missing(self, box: int, size: int) -> int:
+        """Elements of a box of ``size`` elements of the tensor that no tile touches."""
+        if box not in self._volume:
+            low, high = self.asked[box]
             common = np.minimum(self.hi, high) - np.maximum(self.lo, low)
-            self._volume[key] = int(np.prod(np.maximum(common, 0), axis=1).sum())
-        whole = int(np.prod((hi - lo).astype(np.int64)))
-        return max(whole - self._volume[key], 0)
+            self._volume[box] = int(np.prod(np.maximum(common, 0), axis=0).sum())
+        return max(size - self._volume[box], 0)
 
-    def _box(self, rank: int, lo: Array, hi: Array) -> tuple[Array, Array]:
-        low, high = self.frame.to_operand(np.array([rank]), lo[None], hi[None])
-        return low[0], high[0]
-
-    def _meet(self, rank: int, lo: Array, hi: Array) -> bytes:
-        """Key of the mask [tiles, steps] of those that touch a box."""
-        low, high = self._box(rank, lo, hi)
-        key = low.tobytes() + high.tobytes()
-        if key not in self._met:
+    def _meet(self, box: int) -> Array:
+        """Mask [tiles, steps] of those that touch a box."""
+        if box not in self._met:
+            low, high = self.asked[box]
             common = np.minimum(self.hi, high) > np.maximum(self.lo, low)
-            self._met[key] = common.all(axis=1)[self.which]
-        return key
+            self._met[box] = common.all(axis=0)[self.which]
+        return self._met[box]
 
 
 def _distinct(rows: Array) -> tuple[Array, Array]:

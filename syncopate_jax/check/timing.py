@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +32,9 @@ class LinkUse:
     utilisation: float
 
 
+_SHOWN_SECONDS = 5e-9  # less reads as 0.00 us
+
+
 @dataclass(frozen=True, slots=True)
 class PathStep:
     """One stretch of the critical path: an operation (``tile`` -1) or a tile (``op`` -1).
@@ -39,6 +43,9 @@ class PathStep:
       rank: the rank that lists the operation or computes the tile.
       op: index in that rank's list. tile: linear tile.
       start, finish: seconds.
+      early: seconds before the finish of the step that let it on at which this one started; 0 if
+        it started later. An operation may be issued once the one before it in its queue has been
+        sent, though not yet landed; a tile may begin, and wait inside, for data still under way.
     """
 
     rank: int
@@ -46,10 +53,19 @@ class PathStep:
     tile: int
     start: float
     finish: float
+    early: float = 0.0
 
     def __str__(self) -> str:
         what = f"tile {self.tile}" if self.op < 0 else f"op {self.op}"
-        return f"rank {self.rank} {what}: {self.start * 1e6:.2f} to {self.finish * 1e6:.2f} us"
+        times = f"rank {self.rank} {what}: {self.start * 1e6:.2f} to {self.finish * 1e6:.2f} us"
+        if self.early < _SHOWN_SECONDS:
+            return times
+        early = f"{self.early * 1e6:.2f} us"
+        if self.op < 0:
+            return (
+                f"{times} (begun {early} before the step above ended, which it waited for inside)"
+            )
+        return f"{times} (issued when the step above had been sent, {early} before that landed)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,7 +165,12 @@ class Timeline:
         while entity >= 0:
             steps.append(self._step(entity))
             entity = int(self.cause[entity])
-        return tuple(reversed(steps))
+        steps.reverse()
+        early = (max(one.finish - other.start, 0.0) for one, other in itertools.pairwise(steps))
+        return (
+            steps[0],
+            *(replace(step, early=by) for step, by in zip(steps[1:], early, strict=True)),
+        )
 
     def _step(self, entity: int) -> PathStep:
         ops = self.plan.num_ops

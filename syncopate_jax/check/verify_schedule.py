@@ -17,6 +17,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from syncopate_jax.check.report import SHOWN, Report
+from syncopate_jax.check.schedule_finish import finishes
 from syncopate_jax.check.schedule_order import Order
 from syncopate_jax.check.schedule_run import OP, Place, Run
 from syncopate_jax.check.schedule_tables import Slots, check_balance, check_tables, tile_name
@@ -56,9 +57,9 @@ def verify_schedule(
         return tuple(report.findings)
     slots = Slots(schedule)
     check_balance(schedule, slots, report)
-    run = Run(schedule, slots)
-    _report_stuck(schedule, run, report)
-    _Relations(schedule, space, accesses, axis_map, report, Order(run)).check()
+    if not finishes(schedule, slots):
+        _report_stuck(schedule, Run(schedule, slots), report)
+    _Relations(schedule, space, accesses, axis_map, report, Order(schedule, slots)).check()
     return tuple(report.findings)
 
 
@@ -142,10 +143,10 @@ class _Relations:
     def _check_reads(self) -> None:
         c = self.plan.columns
         for boxes in self.reads:
-            for op in np.flatnonzero(c.dst_tensor == boxes.frame.tensor).tolist():
-                rank = int(c.dst_rank[op])
-                walked = self.schedule.k_order[rank]
-                tiles, step = boxes.first(rank, c.dst_lo[op], c.dst_hi[op], walked)
+            ops = np.flatnonzero(c.dst_tensor == boxes.frame.tensor)
+            found = boxes.find(c.dst_rank[ops], c.dst_lo[ops], c.dst_hi[ops])
+            for op, box, rank in zip(ops.tolist(), found, c.dst_rank[ops].tolist(), strict=True):
+                tiles, step = boxes.first(box, self.schedule.k_order[rank])
                 self.order.tiles_after_op(self._rows(rank, tiles), step, op, "reads what")
 
     def _check_addends(self) -> dict[int, Array]:
@@ -153,13 +154,15 @@ class _Relations:
         c, schedule = self.plan.columns, self.schedule
         landed: dict[int, Array] = {}
         for boxes in self.writes:
-            for op in np.flatnonzero(c.dst_tensor == boxes.frame.tensor).tolist():
-                rank = int(c.dst_rank[op])
-                tiles = boxes.tiles(rank, c.dst_lo[op], c.dst_hi[op])
-                if not len(tiles):
-                    continue
-                landed[op] = self._rows(rank, tiles)
-                self._check_landing(boxes, op)
+            ops = np.flatnonzero(c.dst_tensor == boxes.frame.tensor)
+            lo, hi = c.dst_lo[ops], c.dst_hi[ops]
+            sizes = np.prod((hi - lo).astype(np.int64), axis=1).tolist()
+            found = boxes.find(c.dst_rank[ops], lo, hi)
+            for op, box, size in zip(ops.tolist(), found, sizes, strict=True):
+                tiles = boxes.tiles(box)
+                if len(tiles):
+                    landed[op] = self._rows(int(c.dst_rank[op]), tiles)
+                    self._check_landing(op, boxes.missing(box, size))
         for op in np.flatnonzero(schedule.landing >= 0).tolist():
             if op not in landed:
                 self.report.add(
@@ -174,8 +177,11 @@ class _Relations:
         self._compare_addends(landed)
         return landed
 
-    def _check_landing(self, boxes: TileBoxes, op: int) -> None:
+    def _check_landing(self, op: int, missing: int) -> None:
+        """What is wrong with an operation into what tiles write, all but ``missing`` elements."""
         c = self.plan.columns
+        if c.reduce[op] and self.schedule.landing[op] >= 0 and not missing:
+            return
         rank, where = int(c.dst_rank[op]), self.report.side(op, "dst")
         at = self.report.place(op)
         if c.reduce[op] == 0:
@@ -184,20 +190,25 @@ class _Relations:
         elif self.schedule.landing[op] < 0:
             text = f"reduces into {where} on rank {rank}, which tiles there write"
             self.report.add("no-landing", *at, f"{text}; it needs a landing that they add")
-        missing = boxes.missing(rank, c.dst_lo[op], c.dst_hi[op])
         if missing:
             text = f"reduces into {where}, of which tiles of rank {rank} leave out {missing}"
             self.report.add("lands-in-part", *at, f"{text} elements; cut it where tiles end")
 
     def _compare_addends(self, landed: dict[int, Array]) -> None:
         schedule = self.schedule
+        ops = [op for op in landed if schedule.landing[op] >= 0]
+        rows = np.concatenate([np.zeros(0, np.int64), *(landed[op] for op in ops)])
+        number = np.repeat(schedule.landing[ops], [len(landed[op]) for op in ops])
+        given = schedule.addends.owner, schedule.addends.values[:, 0]
+        if all(map(np.array_equal, _sorted_pairs(rows, number), _sorted_pairs(*given))):
+            return
         wanted: dict[int, list[int]] = {}
         for op, rows in landed.items():
             for row in rows.tolist() if schedule.landing[op] >= 0 else ():
                 wanted.setdefault(row, []).append(int(schedule.landing[op]))
-        start, number = schedule.addends.start.tolist(), schedule.addends.values[:, 0].tolist()
+        start, numbers = schedule.addends.start.tolist(), given[1].tolist()
         for row in range(schedule.addends.rows):
-            found, needed = sorted(number[start[row] : start[row + 1]]), wanted.get(row, [])
+            found, needed = sorted(numbers[start[row] : start[row + 1]]), wanted.get(row, [])
             if found != sorted(needed):
                 self.report.add(
                     "wrong-addends",
@@ -208,22 +219,36 @@ class _Relations:
                 )
 
     def _check_ops(self, landed: dict[int, Array]) -> None:
-        c = self.plan.columns
+        c, order, report = self.plan.columns, self.order, self.report
         owner, needed = c.dep_owner().tolist(), c.dep_row(self.plan.num_ranks).tolist()
         for op, dep in zip(owner, needed, strict=True):
             if dep in landed:
-                self.order.op_after_tiles(op, landed[dep], f"completion of {self.report.name(dep)}")
+                if not order.starts_after(op, landed[dep]):
+                    order.op_after_tiles(op, landed[dep], f"completion of {report.name(dep)}")
             elif dep >= 0:
-                self.order.op_after_op(op, dep)
+                order.op_after_op(op, dep)
         made = {boxes.frame.tensor: boxes for boxes in self.writes}
-        for dep, op in enumerate(c.cdep_owner().tolist()):
-            rank, lo, hi = int(c.cdep_rank[dep]), c.cdep_lo[dep], c.cdep_hi[dep]
-            boxes = made.get(int(c.cdep_tensor[dep]))
-            size = int(np.prod((hi - lo).astype(np.int64)))
-            missing = size if boxes is None else boxes.missing(rank, lo, hi)
-            chunk = f"compute(r{rank} {self.report.box(int(c.cdep_tensor[dep]), lo, hi)})"
-            if missing:
-                text = f"waits for {chunk}, of which tiles there leave out {missing} elements"
-                self.report.add("not-produced", *self.report.place(op), text)
-            if boxes is not None:
-                self.order.op_after_tiles(op, self._rows(rank, boxes.tiles(rank, lo, hi)), chunk)
+        owners = c.cdep_owner()
+        for tensor in np.unique(c.cdep_tensor).tolist():
+            deps = np.flatnonzero(c.cdep_tensor == tensor)
+            ranks, lo, hi = c.cdep_rank[deps], c.cdep_lo[deps], c.cdep_hi[deps]
+            sizes = np.prod((hi - lo).astype(np.int64), axis=1).tolist()
+            boxes = made.get(tensor)
+            found = [-1] * len(deps) if boxes is None else boxes.find(ranks, lo, hi)
+            for i, (op, rank) in enumerate(zip(owners[deps].tolist(), ranks.tolist(), strict=True)):
+                missing = sizes[i] if boxes is None else boxes.missing(found[i], sizes[i])
+                if missing:
+                    chunk = f"compute(r{rank} {report.box(tensor, lo[i], hi[i])})"
+                    text = f"waits for {chunk}, of which tiles there leave out {missing} elements"
+                    report.add("not-produced", *report.place(op), text)
+                if boxes is None:
+                    continue
+                rows = self._rows(rank, boxes.tiles(found[i]))
+                if not order.starts_after(op, rows):
+                    chunk = f"compute(r{rank} {report.box(tensor, lo[i], hi[i])})"
+                    order.op_after_tiles(op, rows, chunk)
+
+
+def _sorted_pairs(row: Array, number: Array) -> tuple[Array, Array]:
+    order = np.lexsort((number, row))
+    return row[order], number[order]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import textwrap
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,12 @@ HIDDEN, FFN, TOKENS = 4096, 14336, 8192
 SCALE = 8
 # How much larger than the unfused layer's error the fused one's may be.
 ALLOWED = 2.0
+
+PICTURE = (
+    "time runs to the right; each device has a tall lane for the tiles it computes and a thin one",
+    "for the chunks it sends. A colour is a chunk: a tile has that of the chunk it needed (grey:",
+    "none). Colour without a gap in the tall lanes: the transfers are hidden. White: a wait.",
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -107,8 +114,8 @@ def _report(
         print(f"  {name:<22} {fused:.2e} | {unfused:.2e}")
     print(f"  -> {'the same' if right else 'WORSE: this is a bug, please report it'}")
     print("\nthe plans, in words:")
-    for line in outcome.words:
-        print(f"  {line}")
+    for paragraph in outcome.words:
+        print(textwrap.fill(paragraph, 98, initial_indent="  ", subsequent_indent="  "))
     print(
         f"\npredicted on 8x H200 (NVLink), forward, bfloat16: {TOKENS} tokens, hidden {HIDDEN}, "
         f"inner {FFN}"
@@ -118,7 +125,9 @@ def _report(
             f"  {name:<22} unfused {one.unfused * 1e6:7.1f} us   fused {one.fused * 1e6:7.1f} us   "
             f"{one.speedup:.2f}x   (bound {one.bound * 1e6:.1f} us)"
         )
-    print(f"\ntimeline of the fused all_gather_matmul: {args.picture}")
+    print(f"\ntimeline of the fused all_gather_matmul, as predicted: {args.picture}")
+    for line in PICTURE:
+        print(f"  {line}")
     print(f"done in {seconds:.1f} s")
 
 

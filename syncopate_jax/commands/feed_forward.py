@@ -120,15 +120,20 @@ def predicted(ranks: int, tokens: int, hidden: int, ffn: int, split: int) -> dic
 
 def describe(ranks: int, tokens: int, hidden: int, split: int) -> list[str]:
     """What the two plans do, in words."""
-    rows, pieces = tokens // ranks, f" in {split} pieces" if split > 1 else ""
+    rows, pieces = tokens // ranks, f", in {split} pieces" if split > 1 else ""
+    if ranks == 1:
+        return ["There is one device, so nothing moves: the layer is two matrix products."]
+    parts = f"{ranks - 1} parts from the others are" if ranks > 2 else "part from the other is"
     return [
-        f"all_gather_swizzle: rank r sends its {rows} rows of x{pieces} to r+1, r+2, …, "
-        f"r+{ranks - 1} (mod {ranks}); it multiplies its own rows first, then each shard as it "
-        f"arrives",
-        f"reduce_scatter_direct: rank r computes the rows of r+1 first and sends the "
-        f"{rows}x{hidden} partial result{pieces} as soon as its tiles are done, then those of r+2, "
-        f"…; its own rows come last, and their epilogue adds the {ranks - 1} arrived partials in "
-        f"float32",
+        "The layer is two matrix products. Each device has its share of the tokens and of the "
+        "weights, so data must move before the first product and after the second.",
+        f"Before (all_gather_matmul, plan all_gather_swizzle): every device sends its {rows} rows "
+        f"of x{pieces} to its neighbour first, then to the next, until all {ranks} have them. "
+        f"Meanwhile it multiplies: its own rows first, then each share as it arrives.",
+        f"After (matmul_reduce_scatter, plan reduce_scatter_direct): every device has a part of "
+        f"the sum for all tokens. It computes its neighbour's {rows} rows first and sends them "
+        f"({rows}x{hidden}{pieces}) as soon as they are done, then the next device's. Its own rows "
+        f"come last; by then the {parts} there, to be added in float32.",
     ]
 
 

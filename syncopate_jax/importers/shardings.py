@@ -131,6 +131,7 @@ def derive(
     *,
     shapes: tuple[Sequence[int], Sequence[int]],
     mesh: Mapping[str, int] | jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
+    cut: Mapping[str, Sequence[str]] | None = None,
 ) -> Derived:
     """The communication of a contraction whose operands and result are sharded so.
 
@@ -140,6 +141,8 @@ def derive(
       lhs, rhs, out: PartitionSpec or NamedSharding of each.
       shapes: whole extents of ``lhs`` and ``rhs``, in elements.
       mesh: extent of each axis; may be left out if a NamedSharding has it.
+      cut: the mesh axes that cut the product along each letter, where that is decided already;
+        None: chosen so that the fewest moves are left without a product to overlap with.
 
     Returns:
       The moves, and which of them is fused with the product.
@@ -154,6 +157,8 @@ def derive(
         _sharding(name, spec, own, sizes, axes)
         for name, spec, own in zip(PLACES, (lhs, rhs, out), letters, strict=True)
     ]
+    if cut is not None:
+        return _moves(letters, held, _decided(letters, cut, sizes, axes), sizes, axes)
     options = (_moves(letters, held, cut, sizes, axes) for cut in _cuts(letters, held, sizes, axes))
     return min(options, key=lambda d: (d.left_alone, d.elements_sent, len(d.moves)))
 
@@ -252,6 +257,29 @@ def _sharding(
             )
         found[letter] = tuple(axis for axis in names if mesh[axis] > 1)
     return found
+
+
+def _decided(
+    letters: tuple[str, str, str],
+    cut: Mapping[str, Sequence[str]],
+    sizes: Mapping[str, int],
+    mesh: Mapping[str, int],
+) -> dict[str, tuple[str, ...]]:
+    """``cut`` without axes of a single rank, once it is seen to fit."""
+    used = [axis for names in cut.values() for axis in names]
+    for letter, names in cut.items():
+        if letter not in sizes:
+            raise InputError(f"cut: no letter {letter!r} in {letters}")
+        if unknown := [axis for axis in names if axis not in mesh or used.count(axis) > 1]:
+            raise InputError(f"cut: mesh axis {unknown[0]!r} is unknown, or cuts two letters")
+        ranks = math.prod(mesh[axis] for axis in names)
+        if sizes[letter] % ranks:
+            raise InputError(
+                f"cut: letter {letter} has extent {sizes[letter]}, which the {ranks} ranks of "
+                f"{', '.join(names)} do not divide"
+            )
+    kept = {x: tuple(axis for axis in names if mesh[axis] > 1) for x, names in cut.items()}
+    return {x: names for x, names in kept.items() if names}
 
 
 def _cuts(

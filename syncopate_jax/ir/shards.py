@@ -67,6 +67,8 @@ def cut_shards(
     shards: Sequence[int] | None = None,
     split: int = 1,
     split_axis: int | None = None,
+    *,
+    called: tuple[str, str] = ("axis", "shards"),
 ) -> Shards:
     """Cuts ``shape`` along ``axis`` into ``num_ranks`` shards of ``split`` pieces each.
 
@@ -75,14 +77,15 @@ def cut_shards(
       shards: extent of each shard; as equal as can be if None.
       split: pieces a shard, as equal as can be; beyond its extent they are empty.
       split_axis: the axis along which shards are cut into pieces; ``axis`` if None.
+      called: what the caller calls ``axis`` and ``shards``, for messages.
 
     Raises:
       InputError: an argument is out of range, or ``shards`` do not add up to the extent.
     """
     ranks = integer(where, "num_ranks", num_ranks, 1)
     whole = extents(where, shape)
-    axis = axis_of(where, "axis", axis, whole)
-    sizes = _sizes(where, ranks, whole, axis, shards)
+    axis = axis_of(where, called[0], axis, whole)
+    sizes = _sizes(where, ranks, whole, axis, shards, called[1])
     parts = integer(where, "split", split, 1)
     along = axis if split_axis is None else axis_of(where, "split_axis", split_axis, whole)
     start = np.cumsum((0, *sizes))
@@ -109,16 +112,21 @@ def cut_boxes(lo: Array, hi: Array, axis: int, parts: int) -> tuple[Array, Array
 
 
 def _sizes(
-    where: str, ranks: int, shape: tuple[int, ...], axis: int, shards: Sequence[int] | None
+    where: str,
+    ranks: int,
+    shape: tuple[int, ...],
+    axis: int,
+    shards: Sequence[int] | None,
+    called: str,
 ) -> tuple[int, ...]:
     if shards is None:
         return tuple(np.diff(split_points(shape[axis], ranks)).tolist())
-    sizes = tuple(integer(where, f"shards[{i}]", size, 0) for i, size in enumerate(shards))
+    sizes = tuple(integer(where, f"{called}[{i}]", size, 0) for i, size in enumerate(shards))
     if len(sizes) != ranks:
-        raise InputError(f"{where}: {ranks} ranks need as many shards, found {len(sizes)}")
+        raise InputError(f"{where}: {ranks} ranks need as many {called}, found {len(sizes)}")
     if sum(sizes) != shape[axis]:
         raise InputError(
-            f"{where}: shards {sizes} add up to {sum(sizes)}, "
+            f"{where}: {called} {sizes} add up to {sum(sizes)}, "
             f"axis {axis} of shape {shape} needs {shape[axis]}"
         )
     return sizes

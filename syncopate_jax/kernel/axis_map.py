@@ -7,6 +7,7 @@ kernel reads the tensor, and of its produced box when it writes it.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -40,7 +41,10 @@ class AxisMap:
             return given
         try:
             pairs = [(t, (o, ()) if isinstance(o, str) else o) for t, o in given.items()]
-            return cls(tuple(Binding(t, operand, tuple(dims)) for t, (operand, dims) in pairs))
+            found = [Binding(t, o, tuple(map(operator.index, dims))) for t, (o, dims) in pairs]
+            if not all(isinstance(name, str) for b in found for name in (b.tensor, b.operand)):
+                raise TypeError
+            return cls(tuple(found))
         except (AttributeError, TypeError, ValueError) as error:
             raise InputError(
                 "axis map: needs {tensor: operand} or {tensor: (operand, dimensions)}, found "
@@ -48,7 +52,11 @@ class AxisMap:
             ) from error
 
     def check(self, plan: Plan, accesses: Mapping[str, AnyAccess]) -> None:
-        """Raises InputError when a binding names a tensor, operand or dimension that is missing."""
+        """Raises InputError when a binding names a tensor, operand or dimension that is missing.
+
+        Also when two tensors are bound to one operand.
+        """
+        operands = [binding.operand for binding in self.bindings]
         for binding in self.bindings:
             tensor = plan.tensor(binding.tensor)
             if binding.operand not in accesses:
@@ -56,6 +64,11 @@ class AxisMap:
                 raise InputError(
                     f"axis map: tensor {binding.tensor} is bound to operand {binding.operand!r}; "
                     f"the kernel's operands are {known}"
+                )
+            if operands.count(binding.operand) > 1:
+                raise InputError(
+                    f"axis map: {operands.count(binding.operand)} tensors are bound to operand "
+                    f"{binding.operand!r}; it can be one"
                 )
             dims = self.dims(binding, len(tensor.shape))
             operand_ndim = len(accesses[binding.operand].shape)

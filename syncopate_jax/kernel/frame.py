@@ -69,22 +69,27 @@ def frames(plan: Plan, axis_map: AxisMap, accesses: Mapping[str, AnyAccess]) -> 
     for binding in axis_map.bindings:
         tensor, access = plan.tensor(binding.tensor), accesses[binding.operand]
         dims = axis_map.dims(binding, len(tensor.shape))
-        mine = [region for region in plan.initial if region.tensor == tensor.name]
-        if access.write:
-            lo, hi = _bounds(plan, len(dims), ((r.rank, r.box) for r in mine if r.produced))
-        else:
-            starts = _bounds(plan, len(dims), ((r.rank, r.box) for r in mine))
-            goals = (goal for goal in plan.goals if goal.tensor == tensor.name)
-            ends = _bounds(plan, len(dims), ((goal.rank, goal.box) for goal in goals))
-            empty = np.any(ends[0] >= ends[1], axis=1)[:, None]
-            lo, hi = (np.where(empty, start, end) for start, end in zip(starts, ends, strict=True))
+        lo, hi = frame_box(plan, tensor.name, write=access.write)
         order = tuple(dims.index(d) for d in range(len(dims)))
         found.append(Frame(plan.tensor_index(tensor.name), access, order, lo, hi))
     return tuple(found)
 
 
-def _bounds(plan: Plan, ndim: int, boxes: Iterable[tuple[int, Box]]) -> tuple[Array, Array]:
-    """[ranks, dims] corners of the smallest box around each rank's boxes."""
+def frame_box(plan: Plan, tensor: str, *, write: bool) -> tuple[Array, Array]:
+    """[ranks, dims] corners of each rank's frame of a tensor that the kernel reads or writes."""
+    mine = [region for region in plan.initial if region.tensor == tensor]
+    if write:
+        return corners(plan, tensor, ((r.rank, r.box) for r in mine if r.produced))
+    starts = corners(plan, tensor, ((r.rank, r.box) for r in mine))
+    goals = (goal for goal in plan.goals if goal.tensor == tensor)
+    ends = corners(plan, tensor, ((goal.rank, goal.box) for goal in goals))
+    empty = np.any(ends[0] >= ends[1], axis=1)[:, None]
+    return np.where(empty, starts[0], ends[0]), np.where(empty, starts[1], ends[1])
+
+
+def corners(plan: Plan, tensor: str, boxes: Iterable[tuple[int, Box]]) -> tuple[Array, Array]:
+    """[ranks, dims] corners of the smallest box around the (rank, box) of each rank."""
+    ndim = len(plan.tensor(tensor).shape)
     lo = np.full((plan.num_ranks, ndim), np.iinfo(np.int64).max)
     hi = np.zeros((plan.num_ranks, ndim), np.int64)
     for rank, box in boxes:

@@ -14,6 +14,7 @@ from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.kernel.access import Access, AnyAccess, BoxAccess
 from syncopate_jax.kernel.loop import LoopBody
 from syncopate_jax.kernel.tiles import Axis, TileSpace
+from syncopate_jax.kernel.triton_body import TritonBody
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +38,7 @@ class PallasKernel:
       reference: the same function of the operands in plain JAX, used by the ``xla`` backend.
       loop: the kernel as it is written for target ``mosaic_gpu``, where it has no grid but is
         handed its loop over tiles; ``body`` is then unused.
+      triton: the kernel as it is written for target ``triton``, see ``triton_body.triton_kernel``.
       name: shown in programs and messages.
     """
 
@@ -51,6 +53,7 @@ class PallasKernel:
     has_addend: bool = False
     reference: Callable[..., Any] | None = None
     loop: LoopBody | None = None
+    triton: TritonBody | None = None
     name: str = "kernel"
 
     def __post_init__(self) -> None:
@@ -80,6 +83,16 @@ class PallasKernel:
                 f"kernel {self.name} is not written for mosaic_gpu: it has no loop body"
             )
         return self.loop
+
+    @property
+    def triton_body(self) -> TritonBody:
+        """``triton``; raises UnsupportedError where the kernel has none."""
+        if self.triton is None:
+            raise UnsupportedError(
+                f"kernel {self.name} is not written for triton; make it of an annotated Triton "
+                f"kernel with triton_kernel"
+            )
+        return self.triton
 
     def __call__(self, *operands: jax.Array, interpret: Any = False) -> list[jax.Array]:
         """Runs the kernel alone, in its natural order; one array a result."""

@@ -58,6 +58,9 @@ class Call:
       slots: flags of each rank.
       joined: whether ``join`` follows; without it nobody else may read the sources.
       limit_ms: how long a rank waits for the others.
+      far: arrays that the kernels of other ranks touch: operand i, or result i as -1 - i, the flags
+        counting as the last one. The last buffer then gets their addresses on all ranks, int32
+        [arrays * ranks, 2], array by array; and ``join`` waits for the kernels of all ranks.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Call:
     slots: int
     joined: bool = True
     limit_ms: int = LIMIT_MS
+    far: tuple[int, ...] = ()
 
     @property
     def table(self) -> np.ndarray:
@@ -111,6 +115,7 @@ def start(
         limit_ms=np.int64(call.limit_ms),
         joined=call.joined,
         table=call.table,
+        far=np.array(call.far, np.int64),
     )
     return buffers, flags_out
 

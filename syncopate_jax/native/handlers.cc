@@ -203,6 +203,7 @@ class Timer {
 
 struct Card {
   std::vector<const void*> sources;
+  std::vector<const void*> far;  // what the kernels of other ranks touch
   CUevent event = nullptr;
   std::shared_future<void> done;
 };
@@ -306,6 +307,7 @@ struct Seat {
   int64_t run = -1, call = 0;
   std::vector<CUstream> sides;   // of lane 1, 2, ...
   std::vector<CUevent> ready, done, passed;  // a ring each; passed: one a side stream but the first
+  std::vector<int64_t> addresses[kRing];  // kept until they have been copied
   size_t next = 0;
 
   ~Seat() {
@@ -330,6 +332,7 @@ struct Site {
   std::chrono::milliseconds limit{0};
   std::vector<std::vector<Copy>> copies;  // by destination rank
   size_t sides = 0;                       // side streams in use
+  std::vector<int64_t> far;               // operand i, or result i as -1 - i (the flags last)
   Meetings meetings;
   std::mutex mutex;
   std::map<int, std::unique_ptr<Seat>> seats;
@@ -394,13 +397,15 @@ template <int platform>
 ffi::ErrorOr<std::unique_ptr<SiteState<platform>>> NewSite(std::string_view name,
                                                            int64_t ranks, int64_t limit_ms,
                                                            bool joined,
-                                                           ffi::Span<const int64_t> table) {
+                                                           ffi::Span<const int64_t> table,
+                                                           ffi::Span<const int64_t> far) {
   auto site = std::make_shared<Site>();
   site->name = std::string(name);
   site->ranks = static_cast<size_t>(ranks);
   site->joined = joined;
   site->limit = std::chrono::milliseconds(limit_ms);
   site->copies.resize(site->ranks);
+  site->far.assign(far.begin(), far.end());
   if (table.size() % kCopyFields != 0) {
     return ffi::Unexpected(ffi::Error::InvalidArgument(
         site->name + ": the table of copies has " + std::to_string(table.size()) +
@@ -491,6 +496,43 @@ ffi::Error Check(const Site& site, const Call& call, int64_t rank) {
     }
   }
   return ffi::Error::Success();
+}
+
+// Addresses of what the kernels of other ranks touch, in the order of the site's list.
+ffi::Error FarAddresses(const Site& site, const Call& call, std::vector<const void*>* out) {
+  for (int64_t code : site.far) {
+    const auto result = static_cast<size_t>(-1 - code);
+    if (code >= 0 && static_cast<size_t>(code) < call.sources.size()) {
+      out->push_back(call.sources[code]);
+    } else if (code < 0 && result < call.buffers.size()) {
+      out->push_back(call.buffers[result]);
+    } else if (code < 0 && result == call.buffers.size()) {
+      out->push_back(call.flags);
+    } else {
+      return ffi::Error::InvalidArgument(site.name + ": far array " + std::to_string(code) +
+                                         " is neither an operand nor a result");
+    }
+  }
+  const size_t needed = site.far.size() * site.ranks * sizeof(int64_t);
+  if (!site.far.empty() && (call.buffers.empty() || call.buffer_bytes.back() < needed)) {
+    return ffi::Error::InvalidArgument(
+        site.name + ": the last buffer holds addresses and needs " + std::to_string(needed) +
+        " bytes");
+  }
+  return ffi::Error::Success();
+}
+
+// The addresses of all ranks, array by array.
+std::vector<int64_t> AddressTable(const Site& site, const Meeting* meeting,
+                                  const std::vector<const void*>& own) {
+  std::vector<int64_t> table;
+  for (size_t i = 0; i < site.far.size(); ++i) {
+    for (size_t rank = 0; rank < site.ranks; ++rank) {
+      const void* address = meeting ? meeting->cards[rank].far[i] : own[i];
+      table.push_back(static_cast<int64_t>(reinterpret_cast<intptr_t>(address)));
+    }
+  }
+  return table;
 }
 
 // ---- CUDA ---------------------------------------------------------------------------------------
@@ -627,14 +669,26 @@ ffi::Error CudaStart(void* stream, ffi::RunId run, int32_t ordinal, CudaState* s
   }
   RETURN_IF_FAILED(site.name, EventRecord(ready, stream));
 
+  std::vector<const void*> far;
+  if (ffi::Error error = FarAddresses(site, call, &far); error.failure()) return error;
   std::shared_ptr<Meeting> meeting;
   if (site.ranks > 1) {
-    Card card{call.sources, ready, {}};
+    Card card{call.sources, far, ready, {}};
     const Clock::time_point since = Clock::now();
     ffi::Error error = site.meetings.Meet(site.name, "start of the copies", key, seat->rank,
                                           site.ranks, site.limit, std::move(card), &meeting);
     timer.Waited(since);
     if (error.failure()) return error;
+  }
+  if (!site.far.empty()) {
+    // Before a kernel touches what is far, it exists and its counters are zero.
+    for (size_t peer = 0; meeting && peer < site.ranks; ++peer) {
+      RETURN_IF_FAILED(site.name, StreamWaitEvent(stream, meeting->cards[peer].event, 0));
+    }
+    seat->addresses[seat->next] = AddressTable(site, meeting.get(), far);
+    const std::vector<int64_t>& table = seat->addresses[seat->next];
+    RETURN_IF_FAILED(site.name, MemcpyAsync(Address(call.buffers.back()), Address(table.data()),
+                                            table.size() * sizeof(int64_t), stream));
   }
   for (CUstream side : seat->sides) {
     RETURN_IF_FAILED(site.name, StreamWaitEvent(side, ready, 0));
@@ -684,12 +738,14 @@ ffi::Error CudaJoin(void* stream, ffi::RunId run, int32_t ordinal, ffi::Remainin
   Site& site = *pending.site;
   RETURN_IF_FAILED(site.name, StreamWaitEvent(stream, pending.event, 0));
   if (site.ranks == 1) return ffi::Error::Success();
+  // Where peers' kernels touch this device, what ends is the kernel, not the copies.
+  if (!site.far.empty()) RETURN_IF_FAILED(site.name, EventRecord(pending.event, stream));
   std::get<3>(pending.key) = 1;
   std::shared_ptr<Meeting> meeting;
   const Clock::time_point since = Clock::now();
   ffi::Error error =
       site.meetings.Meet(site.name, "end of the copies", pending.key, pending.seat->rank,
-                         site.ranks, site.limit, Card{{}, pending.event, {}}, &meeting);
+                         site.ranks, site.limit, Card{{}, {}, pending.event, {}}, &meeting);
   timer.Waited(since);
   if (error.failure()) return error;
   for (const Card& card : meeting->cards) {
@@ -722,14 +778,20 @@ ffi::Error CpuStart(ffi::RunId run, int32_t ordinal, CpuState* state, ffi::Remai
   }
   const Key key = seat->Next(run.run_id, 0);
   std::memset(call.flags, 0, call.slots * sizeof(int32_t));
+  std::vector<const void*> far;
+  if (ffi::Error error = FarAddresses(site, call, &far); error.failure()) return error;
   std::shared_ptr<Meeting> meeting;
   if (site.ranks > 1) {
     const Clock::time_point since = Clock::now();
     ffi::Error error =
         site.meetings.Meet(site.name, "start of the copies", key, seat->rank, site.ranks,
-                           site.limit, Card{call.sources, nullptr, {}}, &meeting);
+                           site.limit, Card{call.sources, far, nullptr, {}}, &meeting);
     timer.Waited(since);
     if (error.failure()) return error;
+  }
+  if (!site.far.empty()) {
+    const std::vector<int64_t> table = AddressTable(site, meeting.get(), far);
+    std::memcpy(call.buffers.back(), table.data(), table.size() * sizeof(int64_t));
   }
   const int64_t rank = seat->rank;
   std::shared_ptr<Site> shared = state->site;
@@ -764,7 +826,7 @@ ffi::Error CpuJoin(ffi::RunId run, int32_t ordinal, ffi::RemainingArgs args,
     const Clock::time_point since = Clock::now();
     ffi::Error error =
         site.meetings.Meet(site.name, "end of the copies", pending.key, pending.seat->rank,
-                           site.ranks, site.limit, Card{{}, nullptr, pending.done}, &meeting);
+                           site.ranks, site.limit, Card{{}, {}, nullptr, pending.done}, &meeting);
     if (error.failure()) return error;
     for (const Card& card : meeting->cards) card.done.wait();
     timer.Waited(since);
@@ -818,7 +880,8 @@ auto SiteAttributes() {
       .Attr<int64_t>("ranks")
       .Attr<int64_t>("limit_ms")
       .Attr<bool>("joined")
-      .Attr<ffi::Span<const int64_t>>("table");
+      .Attr<ffi::Span<const int64_t>>("table")
+      .Attr<ffi::Span<const int64_t>>("far");
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ def unfused(
     rhs: jax.Array,
 ) -> jax.Array:
     """The contraction as the program that fusion replaces: one collective beside one dot."""
-    if 0 in (*lhs.shape, *rhs.shape) and spec.kind not in ("none", "all_reduce"):
+    if 0 in (*lhs.shape, *rhs.shape) and spec.kind != "none":
         return _zeros(spec, axis_names, out_dtype, lhs, rhs)
     if spec.place == "lhs":
         lhs = xla.exchange(lhs, spec.exchange, axis_names)
@@ -83,7 +83,8 @@ def _zeros(
         changed[spec.scatter] //= ranks
     found = sizes["out"] if spec.place == "out" else sizes["lhs"] | sizes["rhs"] | changed
     zeros = jnp.zeros([found[letter] for letter in spec.out], out_dtype)
-    return custom_call.vary_alike((zeros, lhs, rhs))[0]
+    summed = axis_names if spec.kind == "all_reduce" else ()
+    return custom_call.vary_as(zeros, (lhs, rhs), but=summed)
 
 
 def _forward(

@@ -13,10 +13,10 @@ from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.ops.blocked import Blocked, block
-from syncopate_jax.ops.exchange_plan import plan_for, sublanes
+from syncopate_jax.ops.exchange_plan import float32_options, plan_for, sublanes
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
-from syncopate_jax.pallas_kernels import contraction_mosaic_gpu, matmul_tpu
+from syncopate_jax.pallas_kernels import contraction_mosaic_gpu, contraction_triton, matmul_tpu
 from syncopate_jax.registry import backends, templates
 from syncopate_jax.runtime import custom_call, device, mesh
 from syncopate_jax.runtime.operator import Operator
@@ -25,12 +25,13 @@ from syncopate_jax.tune import measured
 LARGEST_TILE = {
     "tpu": {"m": 256, "n": 256, "k": 512},
     "mosaic_gpu": {"m": 256, "n": 256, "k": 256},
+    "triton": {"m": 256, "n": 256, "k": 128},
 }
 
 FREE = Options()  # as users give it who leave every choice to us
 
 # Tiles that run together share blocks in a GPU's L2 if they are near in both dimensions.
-ORDER = {"tpu": "natural", "mosaic_gpu": "grouped"}
+ORDER = {"tpu": "natural", "mosaic_gpu": "grouped", "triton": "grouped"}
 
 
 def choose_backend(spec: Contraction, options: Options) -> str:
@@ -140,6 +141,46 @@ def contract(
     rhs: jax.Array,
 ) -> jax.Array:
     """``spec`` as one fused call; arguments as in ``contraction.contract``."""
+    operator, layout = _prepared(spec, axis_names, options, out_dtype, lhs, rhs)
+    operands = (x.reshape(layout.operand_shape(p)) for p, x in (("lhs", lhs), ("rhs", rhs)))
+    (out,) = operator(*operands)
+    out = out.astype(out_dtype)  # where hops carried the sum in float32; else it is that already
+    if spec.kind != "all_reduce":  # one rank's share of a sum over one rank looks like the sum
+        out, _ = custom_call.vary_alike((out, lhs))
+    return out.reshape(layout.result)
+
+
+def contract_and_keep(
+    spec: Contraction,
+    axis_names: tuple[str, ...],
+    options: Options,
+    out_dtype: jnp.dtype,
+    lhs: jax.Array,
+    rhs: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """The same, and the operand that it exchanged."""
+    operator, layout = _prepared(spec, axis_names, options, out_dtype, lhs, rhs)
+    operands = (x.reshape(layout.operand_shape(p)) for p, x in (("lhs", lhs), ("rhs", rhs)))
+    out, kept = operator.keeping()(*operands)
+    letters = layout.exchanged.replace("(", "").replace(")", "").replace("S", "")
+    order = letters.replace("G", "").replace(spec.gather, f"G{spec.gather}")
+    kept = kept.reshape([layout.extents[letter] for letter in letters])
+    kept = kept.transpose([letters.index(letter) for letter in order])
+    sizes = {x: n * (layout.ranks if x == spec.gather else 1) for x, n in layout.sizes}
+    kept = kept.reshape([sizes[letter] for letter in spec.exchanged])
+    out, kept, _ = custom_call.vary_alike((out, kept, lhs))
+    return out.reshape(layout.result), kept
+
+
+def _prepared(
+    spec: Contraction,
+    axis_names: tuple[str, ...],
+    options: Options,
+    out_dtype: jnp.dtype,
+    lhs: jax.Array,
+    rhs: jax.Array,
+) -> tuple[Operator, Blocked]:
+    """The operator of a contraction of local arrays, and the layout of its operands."""
     ranks = mesh.ranks(axis_names)
     if 0 in (*lhs.shape, *rhs.shape):
         raise UnsupportedError(
@@ -155,12 +196,7 @@ def contract(
     folded = options.launched.using(folded=mesh.is_folded(axis_names))
     options = options.using(launch=folded)
     layout = block(spec, lhs.shape, rhs.shape, ranks)
-    operator, layout = build(spec.kind, layout, str(lhs.dtype), str(out_dtype), axis_names, options)
-    operands = (x.reshape(layout.operand_shape(p)) for p, x in (("lhs", lhs), ("rhs", rhs)))
-    (out,) = operator(*operands)
-    if spec.kind != "all_reduce":  # one rank's share of a sum over one rank looks like the sum
-        out, _ = custom_call.vary_alike((out, lhs))
-    return out.reshape(layout.result)
+    return build(spec.kind, layout, str(lhs.dtype), str(out_dtype), axis_names, options)
 
 
 @functools.lru_cache(maxsize=512)
@@ -174,7 +210,7 @@ def build(
 ) -> tuple[Operator, Blocked]:
     """The operator of a blocked contraction, and the layout of its operands; memoised."""
     target = options.target or "tpu"
-    make = prepare_gpu if target == "mosaic_gpu" else prepare
+    make = {"tpu": prepare, "mosaic_gpu": prepare_gpu, "triton": prepare_triton}[target]
     layout, kernel, plan = make(kind, layout, LARGEST_TILE[target], dtype, out_dtype, options)
     operator = compiler.compile(
         kernel,
@@ -197,7 +233,10 @@ def prepare(
     out_dtype: str,
     options: Options,
 ) -> tuple[Blocked, PallasKernel, Plan]:
-    """Layout, local kernel and plan of a contraction, with tiles of at most ``largest``."""
+    """Layout, local kernel and plan of a contraction, with tiles of at most ``largest``.
+
+    Kernel and plan are of float32, whatever ``out_dtype``, where the plan adds over several hops.
+    """
     moved = dtype if layout.place != "out" else out_dtype
     asked = options.tile_sizes
     if kind == "all_reduce" and layout.scatter < 0:
@@ -206,6 +245,8 @@ def prepare(
     if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
         layout = layout.ungrouped()
     plan = plan_for(kind, layout, moved, tiles, options)
+    if wide := float32_options(plan, options):
+        return prepare(kind, layout, largest, dtype, "float32", wide)
     kernel = matmul_tpu.matmul(
         layout.lhs,
         layout.rhs,
@@ -251,12 +292,39 @@ def prepare_gpu(
         layout = layout.ungrouped()
     moved = dtype if layout.place != "out" else out_dtype
     plan = plan_for(kind, layout, moved, tiles, options)
+    if wide := float32_options(plan, options):
+        return prepare_gpu(kind, layout, largest, dtype, "float32", wide)
     kernel = contraction_mosaic_gpu.contraction(
         layout.lhs,
         layout.rhs,
         layout.out,
         layout.extents,
         config=config,
+        dtype=dtype,
+        out_dtype=out_dtype,
+    )
+    return layout, kernel, plan
+
+
+def prepare_triton(
+    kind: str,
+    layout: Blocked,
+    largest: Mapping[str, int],
+    dtype: str,
+    out_dtype: str,
+    options: Options,
+) -> tuple[Blocked, PallasKernel, Plan]:
+    """As ``prepare_gpu``, of a Triton kernel; every letter is a dimension of its own there."""
+    layout = layout.ungrouped()
+    tiles = contraction_triton.choose_tiles(layout.out, layout.extents, options.tile_sizes)
+    moved = dtype if layout.place != "out" else out_dtype
+    plan = plan_for(kind, layout, moved, tiles, options)
+    kernel = contraction_triton.contraction(
+        layout.lhs,
+        layout.rhs,
+        layout.out,
+        layout.extents,
+        tiles=tiles,
         dtype=dtype,
         out_dtype=out_dtype,
     )

@@ -6,9 +6,11 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.ops.contraction import contract
+from syncopate_jax.ops.kept import contract_and_keep
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.runtime import mesh
@@ -30,20 +32,54 @@ def matmul_like(
     ``spec`` is written for letters ``b`` (all leading dimensions of ``x`` as one), ``m``, ``k``
     and ``n``. Raises InputError naming ``operator`` when shapes, dtypes or options do not fit.
     """
+    names, out_dtype = _checked(operator, x, w, spec, axis_name, preferred_element_type)
+    out = contract(spec, _folded(x), w, names, options, out_dtype)
+    return out.reshape(*x.shape[:-2], *out.shape[1:])
+
+
+def matmul_and_keep(
+    operator: str,
+    x: jax.Array,
+    w: jax.Array,
+    spec: Contraction,
+    axis_name: str | tuple[str, ...],
+    preferred_element_type: jax.typing.DTypeLike | None,
+    options: Options,
+) -> tuple[jax.Array, jax.Array]:
+    """The same, and the operand that ``spec`` exchanges, as it is after that."""
+    names, out_dtype = _checked(operator, x, w, spec, axis_name, preferred_element_type)
+    out, kept = contract_and_keep(spec, _folded(x), w, names, options, out_dtype)
+    if spec.place == "lhs":
+        kept = kept.reshape(*x.shape[:-2], *kept.shape[1:])
+    return out.reshape(*x.shape[:-2], *out.shape[1:]), kept
+
+
+def _folded(x: jax.Array) -> jax.Array:
+    """All leading dimensions as one."""
+    return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
+
+
+def _checked(
+    operator: str,
+    x: jax.Array,
+    w: jax.Array,
+    spec: Contraction,
+    axis_name: str | tuple[str, ...],
+    preferred_element_type: jax.typing.DTypeLike | None,
+) -> tuple[tuple[str, ...], jnp.dtype]:
+    """The mesh axes, and the dtype of the result."""
     check_arrays(operator, x, w)
     out_dtype = result_dtype(operator, preferred_element_type, x, w)
     names = mesh.axis_tuple(axis_name, caller=operator)
     mesh.require_bound(names, caller=operator)
     _check_sizes(operator, spec, x, w, mesh.ranks(names))
-    folded = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
-    out = contract(spec, folded, w, names, options, out_dtype)
-    return out.reshape(*x.shape[:-2], *out.shape[1:])
+    return names, out_dtype
 
 
 def check_arrays(operator: str, x: jax.Array, w: jax.Array) -> None:
     """Raises InputError unless ``x`` is [..., rows, columns] and ``w`` [rows, columns]."""
     for name, array, least in (("x", x, 2), ("w", w, 2)):
-        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        if not isinstance(array, jax.Array | np.ndarray):
             raise InputError(f"{operator}: {name} must be an array, found {type(array).__name__}")
         if array.ndim < least or (name == "w" and array.ndim != 2):
             wanted = "[rows, columns]" if name == "w" else "[..., rows, columns]"
@@ -62,7 +98,7 @@ def result_dtype(
         return jnp.promote_types(x.dtype, w.dtype)
     try:
         name = jnp.dtype(asked).name
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):  # NumPy reads strings and lists as structures
         name = repr(asked)
     if name not in DTYPES:
         raise InputError(

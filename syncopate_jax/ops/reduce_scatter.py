@@ -49,7 +49,8 @@ def matmul_reduce_scatter(
       InputError: when shapes, dtypes or options do not fit, or W does not divide what is scattered.
       MeshError: when ``axis_name`` is not bound by a surrounding ``jax.shard_map``.
     """
-    spec = _SPECS.get(scatter)
+    asked: Any = scatter
+    spec = _SPECS.get(asked) if isinstance(asked, str) else None
     if spec is None:
         raise InputError(f"matmul_reduce_scatter: scatter must be 'm' or 'n', found {scatter!r}")
     options = Options(

@@ -64,6 +64,7 @@ def matmul(
             f"matmul: contracted dimensions differ: x {x.shape} gives {x.shape[-1]}, w {w.shape} "
             f"gives {w.shape[0]}"
         )
+    out_spec = _spec_of(out_sharding)
     mesh = explicit_axes.surrounding_mesh(x, w)
     if mesh.manual_axes:
         raise MeshError(
@@ -79,9 +80,8 @@ def matmul(
     dtype = jnp.promote_types(x.dtype, w.dtype)
     x, w = x.astype(dtype), w.astype(dtype)
     if explicit_axes.explicit_axes(mesh):
-        out = _spec_of(out_sharding)
         lhs, rhs = jax.typeof(x).sharding.spec, jax.typeof(w).sharding.spec
-        out = _default(lhs, rhs, x.ndim) if out is None else out
+        out = _default(lhs, rhs, x.ndim) if out_spec is None else out_spec
         return explicit_axes.product(how, lhs, rhs, out, x, w)
     if backend not in ("auto", "xla") and runtime_mesh.platform() == "cpu":
         raise UnsupportedError(

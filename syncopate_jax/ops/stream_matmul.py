@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from syncopate_jax.backends import triton_call
+from syncopate_jax.backends.triton_ordered import OrderedTriton
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.native import build, copies
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu
@@ -37,8 +39,9 @@ def stream_matmul(
     chunks: int = CHUNKS,
     w_transposed: bool = False,
     preferred_element_type: jax.typing.DTypeLike | None = None,
-    config: MatmulConfig | None = None,
+    config: Any = None,
     num_sms: int | None = None,
+    target: str = "mosaic_gpu",
 ) -> jax.Array:
     """``x @ w`` where ``x`` or ``w`` lives in pinned host memory (paper section 5.2, copy engine).
 
@@ -53,8 +56,10 @@ def stream_matmul(
       chunks: pieces the operand comes in, at most one a row (or column) of tiles. More of them
         begin and end sooner, fewer reuse the other operand better.
       preferred_element_type: dtype of the result; default that of the operands.
-      config: how the kernel is cut; see ``MatmulConfig``.
+      config: how the kernel is cut; see ``MatmulConfig`` of the target's matrix product.
       num_sms: multiprocessors to use; default all of the device's.
+      target: what the kernel is written in, ``mosaic_gpu`` or ``triton``; the latter takes no
+        transposed weight.
 
     Returns:
       [M, N] in device memory.
@@ -68,8 +73,15 @@ def stream_matmul(
     if reason := build.missing():
         raise UnsupportedError(f"{NAME}: {reason}")
     out = jnp.dtype(preferred_element_type or x.dtype)
-    config = config or MatmulConfig()
-    how = _How(side, w_transposed, chunks, out, config, num_sms)
+    config = config or _config(target)
+    how = _How(side, w_transposed, chunks, out, config, num_sms, target)
+    if target == "triton":
+        if w_transposed:
+            raise UnsupportedError(
+                f"{NAME}: the Triton kernel takes w as [K, N]; use target 'mosaic_gpu'"
+            )
+        if reason := triton_call.missing():
+            raise UnsupportedError(f"{NAME}: {reason}")
     (y,) = custom_call.fused_call(
         functools.partial(_emit, how=how),
         x,
@@ -83,6 +95,19 @@ def stream_matmul(
     return y
 
 
+def _config(target: str) -> Any:
+    """How the kernel of a target is cut by default."""
+    if target == "mosaic_gpu":
+        return MatmulConfig()
+    if target == "triton":
+        if reason := triton_call.missing():
+            raise UnsupportedError(f"{NAME}: {reason}")
+        from syncopate_jax.pallas_kernels import matmul_triton
+
+        return matmul_triton.MatmulConfig()
+    raise InputError(f"{NAME}: target needs 'mosaic_gpu' or 'triton', found {target!r}")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _How:
     """What a call does: which operand is streamed (0 or 1), and the arguments."""
@@ -91,8 +116,9 @@ class _How:
     w_transposed: bool
     chunks: int
     out_dtype: jnp.dtype
-    config: MatmulConfig
+    config: Any
     num_sms: int | None
+    target: str
 
 
 def _check(x: jax.Array, w: jax.Array, chunks: int, w_transposed: bool) -> int:
@@ -159,7 +185,10 @@ def _emit(x: jax.Array, w: jax.Array, *, platform: str, how: _How) -> list[jax.A
     streamed, axis = (x, w)[side], int(side == 1 and not how.w_transposed)
     shape = (x.shape[0], w.shape[0 if how.w_transposed else 1])
     tiles = config.tiles(*shape)
-    tile = (config.tile_m * config.cluster_m, config.tile_n * config.cluster_n)[side]
+    if how.target == "triton":
+        tile = (config.block_m, config.block_n)[side]
+    else:
+        tile = (config.tile_m * config.cluster_m, config.tile_n * config.cluster_n)[side]
     bounds = chunk_bounds(tiles[side], how.chunks)
     call = stream_call(streamed.shape, streamed.dtype.itemsize, bounds, tile, axis)
     device = jax.ShapeDtypeStruct(streamed.shape, streamed.dtype)
@@ -171,6 +200,8 @@ def _emit(x: jax.Array, w: jax.Array, *, platform: str, how: _How) -> list[jax.A
         right = operands[1].T if how.w_transposed else operands[1]
         product = jnp.dot(operands[0], right, preferred_element_type=jnp.float32)
         return [product.astype(how.out_dtype)]
+    if how.target == "triton":
+        return _triton(operands, how, tile_table(tiles, bounds, side), flags)
     product = matmul_mosaic_gpu.matmul(
         *operands,
         config=config,
@@ -181,6 +212,21 @@ def _emit(x: jax.Array, w: jax.Array, *, platform: str, how: _How) -> list[jax.A
         flags=flags,
     )
     return [product]
+
+
+def _triton(
+    operands: Sequence[jax.Array], how: _How, table: np.ndarray, flags: jax.Array
+) -> list[jax.Array]:
+    """The product by the rewritten Triton kernel, in the table's order behind the flags."""
+    from syncopate_jax.pallas_kernels import matmul_triton
+
+    x, w = operands
+    sms = min(how.num_sms or _multiprocessors(), len(table))
+    kernel = matmul_triton.matmul(
+        x.shape[0], x.shape[1], w.shape[1], how.out_dtype, how.config, sms
+    )
+    ordered = OrderedTriton(kernel, table[:, :2], table[:, 2], sms)
+    return ordered(*operands, flags=flags)
 
 
 def _multiprocessors() -> int:

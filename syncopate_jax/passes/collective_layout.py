@@ -76,22 +76,29 @@ def _all_to_all_arguments(parts: Sequence[Collective]) -> dict[str, Any]:
             "counts": counts}  # fmt: skip
 
 
+RELAYED = 2
+"""Position of the tensor in which an all-to-all's blocks rest on their way, where it has one."""
+
+
 def tensors_needed(part: Collective) -> int:
     """How many tensors a template for this collective has: the last is what members receive."""
     same_axis = part.kind == "all_to_all" and part.split_axis == part.concat_axis
     return 2 if part.kind == "all_reduce" or same_axis else 1
 
 
-def make_layout(parts: Sequence[Collective], ops: Sequence[P2P], scratch: str) -> Layout:
+def make_layout(
+    parts: Sequence[Collective], ops: Sequence[P2P], scratch: str, shapes: Sequence[tuple[int, ...]]
+) -> Layout:
     """The layout of a collective for a template's operations ``ops``.
 
-    ``scratch`` names a tensor, with the shape of what a member contributes, for partial results
-    that the template leaves where neither the contribution nor the result may be overwritten.
+    ``scratch`` names a tensor for partial results that the template leaves where neither the
+    contribution nor the result may be overwritten, and for blocks of an all-to-all that a member
+    hands on to others. ``shapes`` are those of the template's tensors.
     """
     kind = parts[0].kind
     if kind in ("reduce_scatter", "all_reduce"):
         return ReducingLayout(tuple(parts), scratch, tuple(ops))
-    return MovingLayout(tuple(parts))
+    return MovingLayout(tuple(parts), scratch, tuple(ops), tuple(shapes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,11 @@ class Layout(abc.ABC):
     def write(self, place: int, tensor: int, box: Box) -> Chunk:
         """Where it receives ``box``."""
 
+    @property
+    @abc.abstractmethod
+    def scratch_shape(self) -> tuple[int, ...] | None:
+        """Extents of the scratch tensor, None where none is needed."""
+
     @abc.abstractmethod
     def copies(self) -> list[Copy]:
         """Copies within members, for what stays on its rank or is added to."""
@@ -115,16 +127,44 @@ class Layout(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class MovingLayout(Layout):
-    """Contributions are read where they are; all that arrives lies in the results."""
+    """Contributions are read where they are; all that arrives lies in the results.
+
+    What a member only hands on lies in scratch, which has the template's own coordinates.
+    """
+
+    scratch: str
+    ops: tuple[P2P, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def scratch_shape(self) -> tuple[int, ...] | None:
+        if len(self.shapes) > 2:
+            return self.shapes[RELAYED]
+        relayed = any(self._relayed(op.dst_rank, 0, op.dst.box) for op in self.ops)
+        return self.shapes[0] if relayed else None
+
+    def _relayed(self, place: int, tensor: int, box: Box) -> bool:
+        """Whether the member at ``place`` receives ``box`` only to hand it on."""
+        part = self.parts[place]
+        if part.kind != "all_to_all" or part.split_axis == part.concat_axis:
+            return tensor == RELAYED
+        axis = part.split_axis
+        low = _before(self.parts, "dst", axis, place)
+        high = low + part.dst.box.shape[axis]
+        return not low <= box.lo[axis] <= box.hi[axis] <= high
 
     def read(self, place: int, tensor: int, box: Box) -> Chunk:
         own = self._own(place)
+        if tensor == RELAYED:
+            return Chunk(self.scratch, box)
         if own is not None and own.contains(box):
             return _at(self.parts[place].src, box, own.lo)
-        return _at(self.parts[place].dst, box, (0,) * box.ndim)
+        return self.write(place, tensor, box)
 
     def write(self, place: int, tensor: int, box: Box) -> Chunk:
         part = self.parts[place]
+        if self._relayed(place, tensor, box):
+            return Chunk(self.scratch, box)
         base = [0] * box.ndim
         if part.kind == "all_to_all" and part.split_axis != part.concat_axis:
             base[part.split_axis] = _before(self.parts, "dst", part.split_axis, place)
@@ -173,8 +213,8 @@ class ReducingLayout(Layout):
     def __post_init__(self) -> None:
         sums: tuple[dict[Box, None], ...] = tuple({} for _ in self.parts)
         for op in self.ops:
-            if op.reduce != "none":
-                sums[op.dst_rank][op.dst.box] = None
+            if op.reduce != "none" and op.dst.tensor == op.src.tensor:
+                sums[op.dst_rank][op.dst.box] = None  # else added to in the result itself
         for place, part in enumerate(self.parts):
             own = self._own(place)
             if part.kind == "reduce_scatter" and own.size and not sums[place]:
@@ -182,13 +222,13 @@ class ReducingLayout(Layout):
         object.__setattr__(self, "sums", sums)
 
     @property
-    def uses_scratch(self) -> bool:
-        """Whether any partial result lies in scratch."""
-        return any(
+    def scratch_shape(self) -> tuple[int, ...] | None:
+        used = any(
             self._sum(place, box).tensor == self.scratch
             for place, boxes in enumerate(self.sums)
             for box in boxes
         )
+        return self.parts[0].src.box.shape if used else None
 
     def read(self, place: int, tensor: int, box: Box) -> Chunk:
         if tensor:

@@ -15,17 +15,20 @@ from syncopate_jax.errors import InputError, PlanError, UnsupportedError
 from syncopate_jax.ir.arguments import one_of
 from syncopate_jax.ir.build import build_plan
 from syncopate_jax.ir.chunk import Chunk
-from syncopate_jax.ir.comm import P2P, Collective, ComputeDep, Dependency, OpDep
+from syncopate_jax.ir.comm import P2P, Collective, ComputeDep, Dependency, OpDep, Operation
 from syncopate_jax.ir.plan import Plan, Tensor
+from syncopate_jax.ir.topology import Topology
 from syncopate_jax.passes.collective_layout import (
     Copy,
     Layout,
-    ReducingLayout,
     make_layout,
     template_arguments,
     tensors_needed,
 )
 from syncopate_jax.registry import templates
+from syncopate_jax.synthesis.draft import RELAY
+from syncopate_jax.synthesis.subset import subset
+from syncopate_jax.synthesis.synthesize import synthesize
 
 Choice = str | tuple[str, Mapping[str, Any]]
 Choose = Mapping[str, Choice] | Callable[[str, int, int], Choice]
@@ -37,10 +40,21 @@ DEFAULTS: dict[str, Choice] = {
     "all_to_all": "all_to_all_waves",
     "broadcast": "broadcast",
 }
+DIRECT, SYNTHESIS = "direct", "synthesis"
+# What templates and ``synthesize`` call the same thing.
+_SYNTHESIS_ARGUMENTS = {
+    "axis": "dimension", "shards": "sizes", "counts": "sizes", "split_from": "dimension",
+    "split_to": "to_dimension", "shards_to": "sizes_to",
+}  # fmt: skip
 ONE_AXIS = "all_to_all_blocks"  # the default where an all_to_all splits and joins one axis
 
 
-def expand_collectives(plan: Plan, how: str = "template", choose: Choose | None = None) -> Plan:
+def expand_collectives(
+    plan: Plan,
+    how: str = "template",
+    choose: Choose | None = None,
+    topology: Topology | None = None,
+) -> Plan:
     """Every collective as P2P operations of a template over its group (paper section 5.2)::
 
         r0.0 all_gather x[0:2] -> x[0:4] over 0:2 concat 0 after compute(r0 x[0:2])
@@ -56,22 +70,31 @@ def expand_collectives(plan: Plan, how: str = "template", choose: Choose | None 
     ring leaves on the way go to a new tensor ``scratch0``, ``scratch1``, …
 
     Args:
-      how: ``template`` expands; ``direct`` leaves collectives to backends that run them whole.
+      how: ``template`` expands; ``direct`` leaves collectives to backends that run them whole;
+        ``synthesis`` makes plans for the links of ``topology`` between a collective's ranks.
       choose: template by kind of collective, or a function of kind, number of ranks and bytes that
         a member contributes; a template is a name or a name and further arguments, such as
-        ``{"all_reduce": ("all_reduce_two_shot", {"algorithm": "ring"})}``. Kinds that are left out
-        get ``DEFAULTS``.
+        ``{"all_reduce": ("all_reduce_two_shot", {"algorithm": "ring"})}``, or ``direct``, or
+        ``synthesis`` (with further arguments of ``synthesize``). Kinds that are left out get
+        ``DEFAULTS``, or what ``how`` says.
+      topology: of the plan's ranks; synthesis needs it.
 
     Raises:
       PlanError: members of a collective disagree, or one lists none.
-      InputError: ``how`` or a template's name is unknown, an operation waits for one that does not
+      InputError: ``how`` or a template's name is unknown, synthesis has no topology or one that
+        does not fit, an operation waits for one that does not
         exist, or a template refuses its arguments.
       UnsupportedError: a template does not fit the collective it is chosen for.
     """
-    if one_of(f"expand_collectives of plan {plan.name}", "how", how, ("template", "direct")):
+    where = f"expand_collectives of plan {plan.name}"
+    one_of(where, "how", how, ("template", DIRECT, SYNTHESIS))
+    if how == DIRECT or not plan.has_collectives():
         return plan
-    if not plan.has_collectives():
-        return plan
+    if topology is not None and topology.num_ranks != plan.num_ranks:
+        raise InputError(
+            f"{where}: topology {topology.name} has {topology.num_ranks} ranks, the plan has "
+            f"{plan.num_ranks}"
+        )
     report = Report(plan)
     check_groups(plan, report)  # collectives are looked up by them
     if report.findings:
@@ -80,7 +103,7 @@ def expand_collectives(plan: Plan, how: str = "template", choose: Choose | None 
     check_collectives(plan, instances, report)
     if report.findings:
         raise PlanError(plan.name, report.findings)
-    expansion = _Expansion(plan, choose or {})
+    expansion = _Expansion(plan, choose or {}, topology, synthesise=how == SYNTHESIS)
     for instance in instances:
         for rows in instance.rows.tolist():
             expansion.expand(rows)
@@ -91,7 +114,7 @@ def expand_collectives(plan: Plan, how: str = "template", choose: Choose | None 
 class _New:
     """An operation to be: it waits for ``after``, new ones too, and for old ``rows``."""
 
-    op: P2P
+    op: Operation
     after: list[_New] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     tiles: list[ComputeDep] = field(default_factory=list)
@@ -101,9 +124,11 @@ class _New:
 class _Expansion:
     """The plan's operations with collectives replaced one after the other."""
 
-    def __init__(self, plan: Plan, choose: Choose):
+    def __init__(self, plan: Plan, choose: Choose, topology: Topology | None, synthesise: bool):
         self.plan = plan
         self.choose = choose
+        self.topology = topology
+        self.synthesise = synthesise
         self.tensors = list(plan.tensors)
         self.known: dict[str, Plan] = {}
         self.old = [plan.row(i) for i in range(plan.num_ops)]
@@ -120,25 +145,35 @@ class _Expansion:
                     f"{dep}, which does not exist; verify the plan first"
                 )
             if isinstance(op, P2P):
-                tiles = [dep for dep in op.deps if isinstance(dep, ComputeDep)]
-                new = _New(op, rows=self.waits[row], tiles=tiles)
-                self.listed[row] = self.touching[row] = [new]
+                self._keep(row)
+
+    def _keep(self, row: int) -> None:
+        """What stands in ``row`` stays."""
+        op = self.old[row]
+        tiles = [dep for dep in op.deps if isinstance(dep, ComputeDep)]
+        self.listed[row] = self.touching[row] = [_New(op, rows=self.waits[row], tiles=tiles)]
 
     def expand(self, rows: Sequence[int]) -> None:
         """Replaces the collective whose parts are ``rows``, in group order."""
         parts = [op for op in (self.old[row] for row in rows) if isinstance(op, Collective)]
-        template = self._template(parts)
+        name, extra = self._choice(parts)
+        if name == DIRECT:
+            for row in rows:
+                self._keep(row)
+            return
+        template = self._template(parts, name, extra)
         ops = [
             [op for op in template.ops(place) if isinstance(op, P2P)] for place in range(len(parts))
         ]
         scratch = self._scratch_name()
-        layout = make_layout(parts, [op for listed in ops for op in listed], scratch)
-        if isinstance(layout, ReducingLayout) and layout.uses_scratch:
+        flat = [op for listed in ops for op in listed]
+        layout = make_layout(parts, flat, scratch, [tensor.shape for tensor in template.tensors])
+        shape = layout.scratch_shape
+        if shape is not None:
             src = self.plan.tensor(parts[0].src.tensor)
-            shape = parts[0].src.box.shape
             self.tensors.append(Tensor(scratch, shape, src.dtype, per_rank=True))
         origin = template.origins[0] + (f" for {parts[0].origin}" if parts[0].origin else "")
-        _Group(self, rows, parts, template, layout, origin).add(ops)
+        _Group(self, rows, parts, template, layout, origin, name == SYNTHESIS).add(ops)
 
     def result(self) -> Plan:
         """The plan with all that was replaced."""
@@ -173,42 +208,63 @@ class _Expansion:
                     pending += self.waits[row]
         return (*found, *tiles)
 
-    def _template(self, parts: Sequence[Collective]) -> Plan:
+    def _choice(self, parts: Sequence[Collective]) -> tuple[str, Mapping[str, Any]]:
+        """What is to become of a collective: a name and further arguments."""
         head = parts[0]
-        kind = head.kind
-        bytes_sent = head.src.box.size * self.plan.tensor(head.src.tensor).itemsize
-        default = DEFAULTS[kind]
-        if kind == "all_to_all" and head.split_axis == head.concat_axis:
+        default = DEFAULTS[head.kind]
+        if head.kind == "all_to_all" and head.split_axis == head.concat_axis:
             default = ONE_AXIS
+        if self.synthesise:
+            default = SYNTHESIS
         if callable(self.choose):
-            choice = self.choose(kind, len(parts), bytes_sent)
+            bytes_sent = head.src.box.size * self.plan.tensor(head.src.tensor).itemsize
+            choice = self.choose(head.kind, len(parts), bytes_sent)
         else:
-            choice = self.choose.get(kind, default)
-        name, extra = (choice, {}) if isinstance(choice, str) else choice
-        arguments = template_arguments(parts) | dict(extra)
-        key = f"{name} {sorted(arguments.items())}"
+            choice = self.choose.get(head.kind, default)
+        return (choice, {}) if isinstance(choice, str) else choice
+
+    def _template(self, parts: Sequence[Collective], name: str, extra: Mapping[str, Any]) -> Plan:
+        """The plan of a template or synthesis that does what ``parts`` do."""
+        head = parts[0]
+        arguments = template_arguments(parts)
+        key = f"{name} {sorted((arguments | dict(extra)).items())}"
+        if name == SYNTHESIS:
+            key += f" {head.kind} {head.ranks} {head.src.tensor}"
         if key not in self.known:
-            template = templates.get(name)
-            try:
-                inspect.signature(template).bind(**arguments)
-            except TypeError as error:
-                raise UnsupportedError(
-                    f"template {name} does not fit {kind} over {head.ranks}: {error}"
-                ) from error
-            plan = template(**arguments)
+            if name == SYNTHESIS:
+                plan = self._synthesised(head, arguments, extra)
+            else:
+                plan = _from_template(head, name, arguments | dict(extra))
             needed = tensors_needed(head)
-            if len(plan.tensors) != needed:
+            if sum(tensor.name != RELAY for tensor in plan.tensors) != needed:
                 raise UnsupportedError(
                     f"template {name} has {len(plan.tensors)} tensors, "
-                    f"{kind} over {head.ranks} needs {needed}"
+                    f"{head.kind} over {head.ranks} needs {needed}"
                 )
             if plan.has_collectives():
                 raise UnsupportedError(
-                    f"template {name} is made of collectives, expansion of {kind} over "
+                    f"template {name} is made of collectives, expansion of {head.kind} over "
                     f"{head.ranks} needs P2P operations"
                 )
             self.known[key] = plan
         return self.known[key]
+
+    def _synthesised(
+        self, head: Collective, arguments: Mapping[str, Any], extra: Mapping[str, Any]
+    ) -> Plan:
+        if self.topology is None:
+            raise InputError(
+                f"plan {self.plan.name}: synthesis of {head.kind} over {head.ranks} needs a "
+                f"topology; pass topology="
+            )
+        renamed = {
+            _SYNTHESIS_ARGUMENTS.get(key, key): value
+            for key, value in arguments.items()
+            if key != "num_ranks"
+        }
+        renamed["dtype"] = self.plan.tensor(head.src.tensor).dtype
+        renamed["one_shot"] = not _meet(head.src, head.dst)
+        return synthesize(head.kind, subset(self.topology, head.ranks), **renamed | dict(extra))
 
     def _scratch_name(self) -> str:
         names = {tensor.name for tensor in self.tensors}
@@ -216,6 +272,18 @@ class _Expansion:
         while f"scratch{number}" in names:
             number += 1
         return f"scratch{number}"
+
+
+def _from_template(head: Collective, name: str, arguments: Mapping[str, Any]) -> Plan:
+    template = templates.get(name)
+    try:
+        inspect.signature(template).bind(**arguments)
+    except TypeError as error:
+        raise UnsupportedError(
+            f"template {name} does not fit {head.kind} over {head.ranks}: {error}"
+        ) from error
+    plan: Plan = template(**arguments)
+    return plan
 
 
 @dataclass(slots=True)
@@ -228,6 +296,7 @@ class _Group:
     template: Plan
     layout: Layout
     origin: str
+    own_channels: bool
 
     def add(self, ops: Sequence[Sequence[P2P]]) -> None:
         """Files the template's operations ``ops``, by place and index, and the copies they need."""
@@ -239,9 +308,9 @@ class _Group:
         made: dict[tuple[int, int], _New] = {}
         for place, listed in enumerate(ops):
             for index, op in enumerate(listed):
-                new = self._place(place, op)
-                if new.op.direction != "copy" or new.op.src != new.op.dst:
-                    made[place, index] = new
+                placed = self._place(place, op)
+                if placed.direction != "copy" or placed.src != placed.dst:
+                    made[place, index] = _New(placed)
         for (place, index), new in made.items():
             op = ops[place][index]
             ends = ((op.src_rank, new.op.src, False), (op.dst_rank, new.op.dst, True))
@@ -262,21 +331,19 @@ class _Group:
         self._file(new, copy.place, (copy.place,))
         return new
 
-    def _place(self, place: int, op: P2P) -> _New:
+    def _place(self, place: int, op: P2P) -> P2P:
         """``op`` of the template between the members' own buffers."""
         ranks, layout, head = self.parts[0].ranks, self.layout, self.parts[0]
         tensors = [tensor.name for tensor in self.template.tensors]
-        return _New(
-            P2P(
-                rank=ranks[place],
-                src_rank=ranks[op.src_rank],
-                dst_rank=ranks[op.dst_rank],
-                src=layout.read(op.src_rank, tensors.index(op.src.tensor), op.src.box),
-                dst=layout.write(op.dst_rank, tensors.index(op.dst.tensor), op.dst.box),
-                reduce=op.reduce,
-                channel=head.channel,
-                origin=self.origin,
-            )
+        return P2P(
+            rank=ranks[place],
+            src_rank=ranks[op.src_rank],
+            dst_rank=ranks[op.dst_rank],
+            src=layout.read(op.src_rank, tensors.index(op.src.tensor), op.src.box),
+            dst=layout.write(op.dst_rank, tensors.index(op.dst.tensor), op.dst.box),
+            reduce=op.reduce,
+            channel=op.channel if self.own_channels else head.channel,
+            origin=self.origin,
         )
 
     def _after(
@@ -293,7 +360,8 @@ class _Group:
 
     def _wait(self, new: _New, ends: Iterable[tuple[int, Chunk, bool]]) -> None:
         """Makes ``new`` wait for what the members at its ends waited for."""
-        waited = {rank for one in new.after for rank in (one.op.src_rank, one.op.dst_rank)}
+        before = [one.op for one in new.after if isinstance(one.op, P2P)]
+        waited = {rank for op in before for rank in (op.src_rank, op.dst_rank)}
         for place, chunk, writes in ends:
             part = self.parts[place]
             if part.rank not in waited:

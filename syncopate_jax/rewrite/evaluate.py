@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,31 +11,45 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from syncopate_jax.ops import explicit_axes
+from syncopate_jax.ops import explicit_axes, kept
 from syncopate_jax.ops.contraction import contract
 from syncopate_jax.ops.derived import contraction_of
 from syncopate_jax.options import Options
 from syncopate_jax.rewrite import graph as graphs
+from syncopate_jax.rewrite import rings
 from syncopate_jax.rewrite.fusable import refusal
 from syncopate_jax.rewrite.graph import COLLECTIVES, Graph, Node, Value, varying
-from syncopate_jax.rewrite.pairs import Operand, Place, Swap, match
+from syncopate_jax.rewrite.pairs import match
 from syncopate_jax.rewrite.report import Left, Replaced, Report
-from syncopate_jax.rewrite.typed_dots import TypedDot, match_typed
+from syncopate_jax.rewrite.steps import Step
+from syncopate_jax.rewrite.swaps import Operand, Place, Swap, Taken
+from syncopate_jax.rewrite.typed_dots import TypedDot, left_reshard, match_typed
 from syncopate_jax.runtime import custom_call
 
 OPAQUE = ("custom_jvp_call", "custom_vjp_call")
 """Calls with a gradient rule of their own, which a change inside would leave behind."""
 
 Function = Callable[..., list[Any]]
+Known = dict[Value, Any]
 
 
 @dataclass(eq=False, slots=True)
 class Rewriter:
-    """Rewrites jaxprs, nested ones first, and keeps the account of what it did."""
+    """Rewrites jaxprs, nested ones first, and keeps the account of what it did.
+
+    Attributes:
+      options: of the operators.
+      traced: rewritten bodies of ``jit``, by what they were, for the next call: the same body is
+        compiled once.
+      replaced, left: the account.
+      why: of the body being read and those around it, as in ``rings.Rings``.
+    """
 
     options: Options
+    traced: dict[Any, Any] = field(default_factory=dict)
     replaced: list[Replaced] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
+    why: dict[str, str] = field(default_factory=dict)
 
     def report(self) -> Report:
         return Report(tuple(self.replaced), tuple(self.left))
@@ -46,34 +60,55 @@ class Rewriter:
         ``place`` is None outside ``shard_map``.
         """
         program = graphs.read(jaxpr, inline=place is not None)
-        swaps: dict[Node, Swap] = {}
+        taken = Taken()
         typed: dict[Node, TypedDot] = {}
-        gone: set[Node] = set()
         inner: dict[Node, Callable[..., list[Any]]] = {}
+        outside = self.why
+        if place is not None:
+            self._rings(program, place, taken)
         for node in program.nodes:
+            if node in taken.gone:
+                continue
             if place is not None and node.name in COLLECTIVES:
-                self._pair(node, place, swaps, gone)
+                self._pair(node, place, taken)
             elif place is None and node.name == "dot_general":
-                self._typed(node, typed, gone)
+                self._typed(node, typed, taken.gone)
             elif graphs.bodies(node) and (run := self._enter(node, place)) is not None:
                 inner[node] = run
-        if not swaps and not typed and not inner:
+        self.why = outside
+        for node in program.nodes if place is None else ():
+            if node.name == "reshard" and node not in taken.gone and (r := left_reshard(node)):
+                self.left.append(Left(node.name, r, node.source))
+        if not taken.made and not typed and not inner:
             return None
-        return _Program(program, swaps, typed, gone, inner, self.options).run
+        return _Program(program, taken, typed, inner, self.options).run
 
-    def _pair(self, node: Node, place: Place, swaps: dict[Node, Swap], gone: set[Node]) -> None:
-        found = match(node, place)
-        if isinstance(found, Swap) and found.dot in gone:
-            found = f"its dot, at {found.dot.source}, is already one operator with another"
+    def _rings(self, program: Graph, place: Place, taken: Taken) -> None:
+        found = rings.find(program, place)
+        self.why = {**found.why, **self.why}
+        for swap in found.found:
+            if reason := self._unfusable(swap, place):
+                self.why |= dict.fromkeys(swap.axis_names, reason)
+            else:
+                self._take(swap, taken)
+
+    def _pair(self, node: Node, place: Place, taken: Taken) -> None:
+        if node.name == "ppermute":
+            self.left.append(Left(node.name, rings.reason(node, self.why), node.source))
+            return
+        found = match(node, place, taken)
         if isinstance(found, Swap) and (reason := self._unfusable(found, place)):
             found = reason
         if isinstance(found, str):
             self.left.append(Left(node.name, found, node.source))
             return
-        swaps[found.at] = found
-        gone.update(found.gone)
+        self._take(found, taken)
+
+    def _take(self, swap: Swap, taken: Taken) -> None:
+        taken.add(swap)
+        node, readers = swap.collective, swap.kept.readers if swap.kept else ()
         self.replaced.append(
-            Replaced(node.name, found.spec, found.axis_names, node.source, found.dot.source)
+            Replaced(node.name, swap.spec, swap.axis_names, node.source, swap.dot.source, readers)
         )
 
     def _typed(self, node: Node, typed: dict[Node, TypedDot], gone: set[Node]) -> None:
@@ -86,7 +121,7 @@ class Rewriter:
             move = found.derived.fused
             assert move is not None
             spec = contraction_of(found.derived)
-            written = found.gone[-1] if found.gone else node
+            written = next((x for x in found.gone if x.index < node.index), node)
             self.replaced.append(
                 Replaced(written.name, spec, move.axis_names, written.source, node.source)
             )
@@ -99,6 +134,8 @@ class Rewriter:
         shapes = (swap.lhs.shape, swap.rhs.shape)
         ranks = math.prod(place.sizes[name] for name in swap.axis_names)
         dtypes = (jnp.dtype(swap.dot.inputs[0].aval.dtype), swap.out_dtype)
+        if swap.kept and (reason := kept.refusal(swap.spec, self.options)):
+            return f"others read its result too ({', '.join(swap.kept.readers)}), and {reason}"
         return refusal(swap.spec, shapes, ranks, dtypes, swap.axis_names, self.options)
 
     def _enter(self, node: Node, place: Place | None) -> Function | None:
@@ -119,11 +156,19 @@ class Rewriter:
             # Only now: bodies are traced where their mesh axes are bound.
             changed = {}
             for name, pairs in runs.items():
-                new = tuple(j if run is None else graphs.retrace(run, j) for run, j in pairs)
+                new = tuple(j if run is None else self._retrace(run, j, place) for run, j in pairs)
                 changed[name] = new if isinstance(node.params[name], tuple) else new[0]
             return node.bind(args, changed)
 
         return bind
+
+    def _retrace(self, run: Function, jaxpr: Any, place: Place | None) -> Any:
+        """The rewritten body as a jaxpr."""
+        if place is not None:
+            return graphs.retrace(run, jaxpr)
+        if jaxpr not in self.traced:
+            self.traced[jaxpr] = graphs.retrace(run, jaxpr)
+        return self.traced[jaxpr]
 
     def _leave(self, node: Node, place: Place | None) -> None:
         """Accounts for the collectives inside a call that is not entered."""
@@ -170,49 +215,91 @@ def _place(mesh: Any, manual: set[str], tracked: bool) -> Place:
 @dataclass(eq=False, slots=True)
 class _Program:
     graph: Graph
-    swaps: dict[Node, Swap]
+    taken: Taken
     typed: dict[Node, TypedDot]
-    gone: set[Node]
     inner: dict[Node, Function]
     options: Options
 
     def run(self, *args: Any) -> list[Any]:
         known = dict(zip(self.graph.inputs, args, strict=True))
-
-        def look(value: Value) -> Any:
-            return known.get(value, value.known)
-
         for node in self.graph.nodes:
-            if node in self.swaps:
-                with node.context():
-                    outs = [self._operator(self.swaps[node], node.outputs[0], look)]
-            elif node in self.typed:
-                found = self.typed[node]
-                with node.context():
-                    x, w = map(look, found.operands)
-                    outs = [explicit_axes.product(found.product, *found.specs, x, w)]
-            elif node in self.gone:
-                continue
-            elif node in self.inner:
-                outs = self.inner[node](*map(look, node.inputs))
-            else:
-                outs = node.bind([look(value) for value in node.inputs])
-            known.update(zip(node.outputs, outs, strict=True))
-        return [look(value) for value in self.graph.outputs]
+            made = node.outputs and all(out in known for out in node.outputs)
+            if node not in self.taken.gone and not made:
+                self._make(node, known)
+        self._need(self.graph.outputs, known)
+        return [_look(value, known) for value in self.graph.outputs]
 
-    def _operator(self, swap: Swap, out: Value, look: Callable[[Value], Any]) -> Any:
+    def _need(self, values: Sequence[Value], known: Known) -> None:
+        """Makes values, and first what they are made of.
+
+        An operator that keeps what it gathers may stand before operations that its other operand
+        comes from.
+        """
+        stack = list(values)
+        while stack:
+            value = stack[-1]
+            if value in known or value.node is None:
+                stack.pop()
+                continue
+            missing = [x for x in self._reads(value) if x not in known and x.node is not None]
+            if missing:
+                stack += missing
+            elif value in self.taken.made:
+                known.update(self._operator(self.taken.made[value], known))
+            else:
+                self._run(value.node, known)
+
+    def _reads(self, value: Value) -> Sequence[Value]:
+        """What must be known before the value can be made."""
+        if value in self.taken.made:
+            return self.taken.made[value].reads
+        assert value.node is not None
+        found = self.typed.get(value.node)
+        return found.operands if found else value.node.inputs
+
+    def _make(self, node: Node, known: Known) -> None:
+        found = self.typed.get(node)
+        self._need(found.operands if found else node.inputs, known)
+        self._run(node, known)
+
+    def _run(self, node: Node, known: Known) -> None:
+        """An operation of the program whose operands are known."""
+        if node in self.typed:
+            found = self.typed[node]
+            with node.context():
+                x, w = (_look(value, known) for value in found.operands)
+                known[found.result] = explicit_axes.product(found.product, *found.specs, x, w)
+            return
+        args = [_look(value, known) for value in node.inputs]
+        outs = self.inner[node](*args) if node in self.inner else node.bind(args)
+        known.update(zip(node.outputs, outs, strict=True))
+
+    def _operator(self, swap: Swap, known: Known) -> Known:
+        """What the operator makes: its result, and what it keeps."""
+
+        def take(x: Any, steps: Sequence[Step]) -> Any:
+            for step in steps:
+                x = step.apply(x, *(_look(value, known) for value in step.others))
+            return x
+
         def operand(of: Operand) -> jax.Array:
-            x = look(of.value)
-            for step in of.steps:
-                x = step.apply(x, *map(look, step.others))
+            x: jax.Array = take(_look(of.value, known), of.steps)
             return x.reshape(of.shape)
 
-        lhs, rhs = operand(swap.lhs), operand(swap.rhs)
-        x = contract(swap.spec, lhs, rhs, swap.axis_names, self.options, swap.out_dtype)
-        x = x.reshape(swap.shape)
-        for step in swap.steps:
-            x = step.apply(x, *map(look, step.others))
-        return _typed(x, out)
+        with swap.collective.context():
+            given = (swap.spec, operand(swap.lhs), operand(swap.rhs), swap.axis_names, self.options)
+            if swap.kept is None:
+                x = contract(*given, swap.out_dtype)
+                return {swap.result: _typed(take(x.reshape(swap.shape), swap.steps), swap.result)}
+            x, whole = kept.contract_and_keep(*given, swap.out_dtype)
+            return {
+                swap.result: _typed(take(x.reshape(swap.shape), swap.steps), swap.result),
+                swap.kept.value: _typed(take(whole, swap.kept.undo), swap.kept.value),
+            }
+
+
+def _look(value: Value, known: Known) -> Any:
+    return known.get(value, value.known)
 
 
 def _typed(x: jax.Array, out: Value) -> jax.Array:

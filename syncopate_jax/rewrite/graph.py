@@ -1,8 +1,10 @@
 """A jaxpr as a graph whose values know their uses, with small calls written out in place.
 
 Private parts of JAX in use, read at 0.11.2 and 0.12.0.1, all of them in this file: the source
-lines and name stack of an equation (``source_info_util``) and the context that an equation was
-traced in (``JaxprEqn.ctx``), which ``jax.extend.core`` shows but does not let one restore.
+lines and name stack of an equation (``source_info_util``), the effect of talking along a mesh axis
+(``core.NamedAxisEffect``) and the context that an equation was
+traced in (``JaxprEqn.ctx``), which ``jax.extend.core`` shows but does not let one restore, and
+``ft_in`` of a ``scan``, the tree of its arguments.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+from jax._src import core as jax_core
 from jax._src import source_info_util as jax_source
 from jax.extend import core as extend_core
 
@@ -52,11 +55,18 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One operation of a program, with the equation it came from."""
+    """One operation of a program, with the equation it came from.
+
+    Attributes:
+      eqn: the equation.
+      inputs, outputs: what it reads and makes.
+      index: its place in the program.
+    """
 
     eqn: Any
     inputs: list[Value]
     outputs: list[Value]
+    index: int
 
     @property
     def name(self) -> str:
@@ -65,6 +75,11 @@ class Node:
     @property
     def params(self) -> Mapping[str, Any]:
         return self.eqn.params
+
+    @property
+    def side_effects(self) -> bool:
+        """Whether it does more than give results and talk to other ranks."""
+        return any(not isinstance(e, jax_core.NamedAxisEffect) for e in self.eqn.effects)
 
     @property
     def source(self) -> str:
@@ -130,7 +145,7 @@ def _read(jaxpr: Any, inputs: Sequence[Value], nodes: list[Node], inline: bool) 
         if inline and _worth_inlining(eqn):
             outs = _read(eqn.params["jaxpr"], args, nodes, inline)
         else:
-            node = Node(eqn, args, [Value(v.aval) for v in eqn.outvars])
+            node = Node(eqn, args, [Value(v.aval) for v in eqn.outvars], len(nodes))
             for value in node.outputs:
                 value.node = node
             nodes.append(node)
@@ -152,8 +167,11 @@ def one_use(value: Value) -> str | None:
     """None if one operation reads the value once; else what reads it, as a reason."""
     if len(value.uses) == 1 and value.uses[0] is not None:
         return None
-    if not value.uses:
-        return "nothing reads it"
+    return "nothing reads it" if not value.uses else uses_of(value)
+
+
+def uses_of(value: Value) -> str:
+    """What reads a value, in words."""
     readers = ", ".join(
         "the result of the function" if user is None else user.name for user in value.uses
     )
@@ -169,6 +187,12 @@ def bodies(node: Node) -> dict[str, tuple[Any, ...]]:
         if items and all(isinstance(item, extend_core.Jaxpr) for item in items):
             found[name] = items
     return found
+
+
+def scan_arguments(node: Node) -> tuple[int, int]:
+    """How many of a ``scan``'s arguments are constants, and how many are carried."""
+    constants, carried, _ = node.params["ft_in"].unpack()
+    return len(constants), len(carried)
 
 
 def retrace(fn: Callable[..., list[Any]], jaxpr: Any) -> Any:

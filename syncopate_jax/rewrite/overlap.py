@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core as extend_core
 
 from syncopate_jax.errors import InputError
@@ -29,20 +30,21 @@ class Overlapped[**P, R]:
         functools.update_wrapper(self, fn)
         self.fn = fn
         self.options = options
+        self._traced: dict[Any, Any] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """What ``fn`` returns for these arguments."""
         closed, fill, leaves, tree = self._trace(args, kwargs)
-        run = Rewriter(self.options).rewrite(closed, surrounding_place())
+        run = Rewriter(self.options, self._traced).rewrite(closed, surrounding_place())
         if run is None:
-            return self.fn(*args, **kwargs)
+            run = extend_core.jaxpr_as_fun(closed)
         result: R = jax.tree.unflatten(tree(), fill(run(*leaves)))
         return result
 
     def report(self, *args: P.args, **kwargs: P.kwargs) -> Report:
         """What is replaced and what is left, for arguments (or ``ShapeDtypeStruct``) like these."""
         closed, _, _, _ = self._trace(args, kwargs)
-        rewriter = Rewriter(self.options)
+        rewriter = Rewriter(self.options, self._traced)
         rewriter.rewrite(closed, surrounding_place())
         return rewriter.report()
 
@@ -51,8 +53,8 @@ class Overlapped[**P, R]:
     ) -> tuple[Any, Callable[[list[Any]], list[Any]], list[Any], Callable[[], Any]]:
         """The jaxpr of ``fn``, its array arguments, and how its results are put together.
 
-        Arguments and results that are no arrays, such as a module's activation function, stay
-        what they are.
+        Arguments and results that are no arrays stay what they are: a module's activation
+        function, or a Python number that a ``jax.jit`` inside may want to be static.
         """
         leaves, in_tree = jax.tree.flatten((args, kwargs))
         dynamic = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
@@ -112,17 +114,22 @@ def overlap[**P, R](
     Returns:
       A function with the signature of ``fn``, and ``report(*args)``, which lists what is replaced
       and what is left with the reason, each with its source line. It traces ``fn`` anew at every
-      call, so put it inside ``jax.jit``.
+      call, so put it inside ``jax.jit``; a ``jax.jit`` inside ``fn`` is compiled once all the same.
+      Of a function that is overlapped already it makes one with the new options.
 
     Raises:
       InputError: ``fn`` is not callable, or an option is wrong.
     """
     if not callable(fn):
         raise InputError(f"overlap: fn must be a function, found {type(fn).__name__}")
+    if isinstance(fn, Overlapped):
+        fn = fn.fn
     options = Options(backend=backend, target=target, split=split, tiles=tiles)
     fused.choose_backend(Contraction("mk", "kn", "mn"), options)  # for its checks
     return Overlapped(fn, options)
 
 
 def _is_array(leaf: Any) -> bool:
+    if isinstance(leaf, bool | int | float | complex):
+        return isinstance(leaf, np.generic)
     return isinstance(leaf, jax.ShapeDtypeStruct) or extend_core.valid_jaxtype(leaf)

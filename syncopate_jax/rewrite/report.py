@@ -17,6 +17,8 @@ class Replaced:
       axis_names: mesh axes it communicates over.
       source: where the collective was written, ``file:line (function)``.
       dot_source: where the dot was written.
+      readers: the other operations that read what the collective moved, by name: the operator
+        keeps it for them.
     """
 
     collective: str
@@ -24,14 +26,16 @@ class Replaced:
     axis_names: tuple[str, ...]
     source: str
     dot_source: str
+    readers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         axes, spec = ",".join(self.axis_names), self.spec
         letters = f"{spec.lhs},{spec.rhs}->{spec.out}"
         moved = "".join(f", {w} {x}" for w, x in _moves(spec))
+        kept = f", kept for {', '.join(self.readers)}" if self.readers else ""
         return (
             f"{self.collective} over {axes} at {self.source}, with the dot at {self.dot_source}: "
-            f"{spec.kind} of {spec.place} in {letters}{moved}"
+            f"{spec.kind} of {spec.place} in {letters}{moved}{kept}"
         )
 
 

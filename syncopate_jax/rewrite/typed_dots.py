@@ -18,17 +18,18 @@ from syncopate_jax.ops.derived import Product
 from syncopate_jax.ops.explicit_axes import explicit_axes
 from syncopate_jax.options import Options
 from syncopate_jax.rewrite.fusable import refusal_of
-from syncopate_jax.rewrite.graph import Node, Value, one_use
+from syncopate_jax.rewrite.graph import Node, Value, one_use, uses_of
 from syncopate_jax.rewrite.letters import formula_of
-from syncopate_jax.rewrite.pairs import unfit
+from syncopate_jax.rewrite.swaps import unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TypedDot:
-    """A dot and the reshardings before it, as one product.
+    """A dot and the reshardings before and after it, as one product.
 
     Attributes:
       dot: whose place it takes.
+      result: the value that it gives.
       gone: the reshardings that it does the work of.
       product: what it is.
       operands: its operands, before the reshardings.
@@ -37,6 +38,7 @@ class TypedDot:
     """
 
     dot: Node
+    result: Value
     gone: tuple[Node, ...]
     product: Product
     operands: tuple[Value, Value]
@@ -57,8 +59,14 @@ def match_typed(dot: Node, options: Options) -> TypedDot | str | None:
     formula = formula_of(dot)
     specs = (_spec(operands[0]), _spec(operands[1]), _spec(out))
     sizes = {name: mesh.shape[name] for name in axes}
+    after = _after(out)
     try:
         derived = derive(formula, *specs, shapes=shapes, mesh=sizes)
+        if after is not None:
+            # Sums that are scattered at once, and not summed onto all first, send half.
+            further = derive(formula, *specs[:2], _spec(after), shapes=shapes, mesh=sizes)
+            if derived.after and further.elements_sent < derived.elements_sent:
+                derived, out, specs = further, after, (*specs[:2], _spec(after))
     except InputError as error:
         return f"its shardings are not understood: {error}"
     if not derived.communicates:
@@ -76,7 +84,9 @@ def match_typed(dot: Node, options: Options) -> TypedDot | str | None:
         for value, found in zip(dot.inputs, before, strict=True)
         if found is not None and value.node is not None
     )
-    return TypedDot(dot, gone, Product(formula, options, dtype), operands, specs, derived)
+    if out is after and out.node is not None:
+        gone = (*gone, out.node)
+    return TypedDot(dot, out, gone, Product(formula, options, dtype), operands, specs, derived)
 
 
 def _before(value: Value) -> Value | None:
@@ -87,6 +97,35 @@ def _before(value: Value) -> Value | None:
     source: Value = node.inputs[0]
     same_mesh: bool = source.aval.sharding.mesh == value.aval.sharding.mesh
     return source if same_mesh else None
+
+
+def _after(value: Value) -> Value | None:
+    """What a result is after it is resharded, if nothing else reads it; None if it is not."""
+    node = None if one_use(value) else value.uses[0]
+    if node is None or node.name != "reshard":
+        return None
+    result: Value = node.outputs[0]
+    return result if result.aval.sharding.mesh == value.aval.sharding.mesh else None
+
+
+def left_reshard(node: Node) -> str | None:
+    """Why a ``reshard`` that no product does the work of is left; None if it sends nothing."""
+    value = node.inputs[0]
+    mesh = value.aval.sharding.mesh
+    if mesh.empty or mesh.manual_axes or mesh != node.outputs[0].aval.sharding.mesh:
+        return None
+    ndim = value.aval.ndim
+    before, after = (_entries(_spec(v), ndim) for v in (value, node.outputs[0]))
+    if all(own == new[: len(own)] for own, new in zip(before, after, strict=True)):
+        return None
+    if reason := one_use(node.outputs[0]):
+        return f"its result must be read by one dot alone, but {reason}"
+    return f"its result is not read by a dot that takes it over; {uses_of(node.outputs[0])}"
+
+
+def _entries(spec: Any, ndim: int) -> list[tuple[str, ...]]:
+    padded = (*spec, *(None,) * ndim)[:ndim]
+    return [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in padded]
 
 
 def _spec(value: Value) -> Any:

@@ -158,6 +158,18 @@ def vary_alike(args: Sequence[jax.Array], axis_names: Sequence[str] = ()) -> tup
     )
 
 
+def vary_as(x: jax.Array, args: Sequence[jax.Array], *, but: Sequence[str] = ()) -> jax.Array:
+    """``x``, which varies over no axis, made to vary over those of any of ``args`` except ``but``.
+
+    Without tracking it is returned as it is.
+    """
+    if not tracks_varying_axes():
+        return x
+    axes = tuple(sorted(_varying(map(jax.typeof, args)) - frozenset(but)))
+    varied: jax.Array = lax.pcast(x, axes, to="varying") if axes else x
+    return varied
+
+
 def _varying(types: Any) -> frozenset[str]:
     return frozenset[str]().union(*(t.manual_axis_type.varying for t in types))
 

@@ -23,8 +23,8 @@ def axis_tuple(axis_name: str | tuple[str, ...], *, caller: str) -> tuple[str, .
     if (
         not isinstance(names, tuple)
         or not names
-        or len(set(names)) != len(names)
         or not all(isinstance(name, str) for name in names)
+        or len(set(names)) != len(names)
     ):
         raise InputError(
             f"{caller}: axis_name must be a mesh axis name or a tuple of different ones, "

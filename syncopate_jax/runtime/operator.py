@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from syncopate_jax.backends.buffers import Buffers, place_buffers, result_tensor
-from syncopate_jax.backends.interface import Backend, Emitted, Work, interpret_settings
-from syncopate_jax.errors import InputError
+from syncopate_jax.backends.interface import (
+    Backend,
+    Emitted,
+    KeepsGathered,
+    Work,
+    interpret_settings,
+)
+from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.runtime import custom_call, mesh
 
 
@@ -82,6 +89,22 @@ class Operator:
             key=(self, tuple(shared), interpret_settings.get()),
         )
 
+    def keeping(self) -> Operator:
+        """This operator, which also returns what was gathered of each bound operand.
+
+        Those arrays stand behind the results, in the order of the axis map, with the plan tensor's
+        dimensions.
+
+        Raises:
+          UnsupportedError: the backend gathers into no array of its own.
+        """
+        if not isinstance(self.backend, KeepsGathered):
+            raise UnsupportedError(
+                f"{self.name}: backend {self.backend.name} does not give back what it gathered; "
+                f"use backend 'xla'"
+            )
+        return replace(self, work=replace(self.work, keep=True))
+
     @property
     def name(self) -> str:
         """Shown in programs, profiles and messages."""
@@ -97,7 +120,7 @@ class Operator:
         }
 
     def result_types(self) -> list[jax.ShapeDtypeStruct]:
-        """Shape and dtype of every result on a rank."""
+        """Shape and dtype on a rank of every result, and of what is kept."""
         kernel, places = self.work.kernel, self._places()
         bound = {b.operand: b for b in self.work.axis_map.bindings}
         types = []
@@ -107,6 +130,11 @@ class Operator:
                 tensor = result_tensor(places.plan, bound[name])
                 shape = places.items[tensor, "result"].shape
             types.append(jax.ShapeDtypeStruct(shape, out.dtype))
+        for b in self.work.axis_map.bindings if self.work.keep else ():
+            if b.operand in kernel.operands:
+                seen = places.items[b.tensor, "gathered"].shape
+                dtype = jnp.dtype(places.plan.tensor(b.tensor).dtype)
+                types.append(jax.ShapeDtypeStruct(seen, dtype))
         return types
 
     def _same_on_every_rank(self) -> bool:
@@ -145,7 +173,7 @@ class Operator:
         dtypes = {b.operand: plan.tensor(b.tensor).dtype for b in self.work.axis_map.bindings}
         specs = kernel.in_specs
         for name, spec, x in zip(kernel.operands, specs, operands, strict=True):
-            if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+            if not isinstance(x, jax.Array | np.ndarray):
                 raise InputError(
                     f"{self.name}: operand {name} must be an array, found {type(x).__name__}"
                 )

@@ -162,7 +162,8 @@ def test_results_that_tiles_write_are_refused() -> None:
 
 
 def test_other_targets_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="copy_engine works with target 'mosaic_gpu', not"):
+    text = "copy_engine works with target 'mosaic_gpu' and 'triton', not 'tpu'"
+    with pytest.raises(UnsupportedError, match=text):
         mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
         jax.jit(
             jax.shard_map(

@@ -24,9 +24,9 @@ def gathering(ranks: int = 3, template: str = "all_gather_swizzle", **options: A
     return fuse(kernel, plan, {"x": "x"}, axis_name="t", backend="xla", **options).work.schedule
 
 
-def reducing(ranks: int = 3, template: str = "reduce_scatter_direct") -> Schedule:
+def reducing(ranks: int = 3, template: str = "reduce_scatter_direct", **options: Any) -> Schedule:
     rows = 4 * ranks
-    plan = templates.get(template)(ranks, (rows, 6), dtype="float32", tensor="y")
+    plan = templates.get(template)(ranks, (rows, 6), dtype="float32", tensor="y", **options)
     kernel = own_kernels.product(rows, 3, 6, 2, has_addend=True)
     return fuse(kernel, plan, {"y": "out"}, axis_name="t", backend="xla").work.schedule
 
@@ -40,7 +40,22 @@ SCHEDULES = [
     reducing(),
     reducing(template="reduce_scatter_ring"),
     reducing(template="all_reduce_two_shot"),
+    reducing(template="all_reduce_two_shot", most_listed=1),
 ]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.plan.name}-{s.plan.num_ops}")
+def test_who_knows_that_all_have_begun(schedule: Schedule) -> None:
+    """In these plans data comes from every rank, directly or through others."""
+    assert all(found.heard_all for found in sequence(schedule))
+
+
+def test_ranks_that_do_not_know_that_all_have_begun() -> None:
+    """Along the chain of a broadcast, each hears of those before it."""
+    assert [found.heard_all for found in sequence(gathering(template="broadcast"))] == [
+        False, False, True,
+    ]  # fmt: skip
+    assert [found.heard_all for found in sequence(gathering(1))] == [True]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.plan.name}-{s.plan.num_ops}")

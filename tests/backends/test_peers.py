@@ -8,8 +8,8 @@ import pytest
 from jax import lax
 from jax import numpy as jnp
 
-from syncopate_jax.backends.peers import peer_id
-from syncopate_jax.errors import InputError
+from syncopate_jax.backends.peers import barrier_id, peer_id
+from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.runtime import mesh
 
 P = jax.P
@@ -57,3 +57,22 @@ def test_the_platform_is_that_of_the_mesh_not_of_this_host():
     jax.eval_shape(jax.shard_map(body, mesh=abstract, in_specs=P("x"), out_specs=P("x")), x)
     assert seen == ["tpu"]
     assert mesh.platform() == "cpu"
+
+
+def test_each_set_of_axes_has_a_barrier_of_its_own():
+    mesh_ = jax.sharding.AbstractMesh((2, 1, 3, 2), ("a", "one", "b", "c"))
+    with jax.sharding.use_abstract_mesh(mesh_):
+        sets = [("a",), ("b",), ("c",), ("a", "b"), ("a", "c"), ("b", "c"), ("a", "b", "c")]
+        assert [barrier_id(names) for names in sets] == [1, 2, 3, 4, 5, 6, 7]
+        assert barrier_id(("c", "one", "a")) == barrier_id(("a", "c"))  # the same ranks meet
+
+
+def test_sets_of_axes_that_a_tpu_has_no_barriers_for():
+    mesh_ = jax.sharding.AbstractMesh((2,) * 6, tuple("abcdef"))
+    with jax.sharding.use_abstract_mesh(mesh_):
+        assert barrier_id(("e", "f")) == 21
+        with pytest.raises(
+            UnsupportedError,
+            match="mesh axes b, c, d, e, f of a, b, c, d, e, f: a TPU has about 32 barrier",
+        ):
+            barrier_id(tuple("bcdef"))

@@ -6,12 +6,13 @@ import dataclasses
 import re
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 import pytest
 
 from syncopate_jax.backends import buffers, dma_tables
-from syncopate_jax.backends.interface import Work
+from syncopate_jax.backends.interface import Work, interpret_settings
 from syncopate_jax.backends.peers import peer_id
 from syncopate_jax.backends.remote_dma import RemoteDma
 from syncopate_jax.backends.xla import Xla
@@ -22,8 +23,11 @@ from syncopate_jax.ir.plan import Tensor
 from syncopate_jax.ir.schedule import Rows
 from syncopate_jax.kernel.axis_map import AxisMap, Binding
 from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
+from syncopate_jax.plans.broadcast import broadcast
+from tests import interpret
 from tests.backends import own_kernels
-from tests.check.small_plans import chunk, goal, plan_of, region
+from tests.check.small_plans import chunk, goal, plan_of, push, region
+from tests.ops import cases
 
 
 def gathering(**options: Any) -> Work:
@@ -133,7 +137,49 @@ def test_one_program_serves_every_rank() -> None:
     assert (layout.table[0] != layout.table[1]).any()
     again = dma_tables.lay_out(gathering())
     assert np.array_equal(layout.table, again.table)
-    assert layout.collective_id == again.collective_id < 32
+
+
+def test_a_work_is_laid_out_once() -> None:
+    work = gathering()
+    assert RemoteDma().unsupported_reason(work, "tpu") is None
+    layout = dma_tables.lay_out(work)
+    assert dma_tables.lay_out(work) is layout
+    assert dma_tables.lay_out(gathering()) is not layout
+
+
+def broadcasting(ranks: int = 3) -> Work:
+    plan = broadcast(ranks, (6, 4), dtype="float32", split=2)
+    return fuse(own_kernels.scale(6, 4), plan, {"x": "x"}, axis_name="t", backend="xla").work
+
+
+def test_ranks_leave_together_where_one_hears_nothing() -> None:
+    """The root of a broadcast could else be in the next kernel before a peer is in this one."""
+    assert dma_tables.lay_out(broadcasting()).leave_together
+    assert not dma_tables.lay_out(gathering()).leave_together
+    assert not dma_tables.lay_out(reducing()).leave_together
+
+
+@pytest.mark.parametrize("mode", interpret.MODES)
+def test_a_broadcast_leaves_no_semaphore_counting(mode: str) -> None:
+    operator = dataclasses.replace(
+        fuse(own_kernels.scale(6, 4), broadcasting().schedule.plan, {"x": "x"}, axis_name="t"),
+        backend=RemoteDma(),
+    )
+    x, s = np.arange(24, dtype="f").reshape(6, 4), np.arange(6, dtype="f")[:, None]
+    fn = jax.shard_map(
+        lambda x, s: operator(x[0], s)[0],
+        mesh=cases.ranks_mesh(3),
+        in_specs=(jax.P("t"), jax.P()),
+        out_specs=jax.P("t"),
+    )
+    held = np.stack([x, 0 * x, 0 * x])  # only the root has it
+    token = interpret_settings.set(interpret.params(mode))
+    try:
+        run = jax.jit(fn)
+        y = interpret.run_guarded(run, held, s, late=2)
+    finally:
+        interpret_settings.reset(token)
+    chex.assert_trees_all_close(y, np.tile(x * s, (3, 1)))
 
 
 class TestBuffers:
@@ -153,6 +199,48 @@ class TestBuffers:
         shapes = {key: b.shape for key, b in found.items.items() if key[0] == "y"}
         assert shapes == {("y", "send"): (8, 6), ("y", "result"): (4, 6)}
         assert found.items["y", "result"].lo.tolist() == [[0, 0], [4, 0]]
+
+    def test_where_a_rank_without_a_goal_looks(self) -> None:
+        """Its tiles read what it holds, and nothing need be right there but the origin."""
+        plan = plan_of(
+            [],
+            [push(1, 0, "x[2:4,0:6]")],
+            initial=[region(0, "x[0:2,0:6]"), region(1, "x[2:4,0:6]")],
+            goals=[goal(0, "x[0:4,0:6]")],
+        )
+        found = buffers.place_buffers(plan, AxisMap.of({"x": "a"}), ())
+        assert found.origins["x"].tolist() == [[0, 0], [2, 0]]
+        held = found.items["x", "gathered"]
+        assert (held.lo.tolist(), held.hi.tolist()) == ([[0, 0], [2, 0]], [[4, 6], [4, 6]])
+
+    def test_what_a_rank_starts_with_is_not_what_its_tiles_write(self) -> None:
+        """Nobody hands over the first rows of y: they are neither an operand nor a result."""
+        sent = push(0, 1, "y[0:2,0:6]")
+        plan = plan_of(
+            [sent],
+            [],
+            initial=[region(0, "y[0:2,0:6]"), region(0, "y[2:4,0:6]", True)],
+            goals=[goal(1, "y[0:2,0:6]", 0)],
+        )
+        found = buffers.place_buffers(plan, AxisMap.of({"y": "out"}), ("out",))
+        assert found.items["y", "send"].lo.tolist() == [[2, 0], [0, 0]]
+        with pytest.raises(InputError, match=re.escape("no buffer for y [0:2, 0:6]; a box must")):
+            found.source(0)
+
+    def test_data_that_no_operand_is(self) -> None:
+        plan = plan_of(
+            [push(0, 1, "y[0:2,0:6]", "x[0:2,0:6]")],
+            [],
+            initial=[region(0, "y[0:2,0:6]")],
+            goals=[goal(1, "x[0:2,0:6]", source="y[0:2,0:6]")],
+        )
+        with pytest.raises(
+            InputError,
+            match=re.escape(
+                "plan small: rank 0 starts with y[0:2,0:6], but the axis map binds y to no operand"
+            ),
+        ):
+            buffers.place_buffers(plan, AxisMap.of({"x": "a"}), ())
 
     def test_boxes_that_lie_nowhere(self) -> None:
         work = gathering()

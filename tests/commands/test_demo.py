@@ -35,7 +35,10 @@ def test_the_report_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["demo", *SMALL, "--backend", "xla", "--picture", str(picture)]) == 0
     out = capsys.readouterr().out
     assert "tensor parallel over 2 simulated devices: 16 tokens, hidden 32, inner 48" in out
-    assert "reduce_scatter_direct: rank r computes the rows of r+1 first" in out
+    words = " ".join(out.split())
+    assert "every device sends its 8 rows of x to its neighbour first" in words
+    assert "by then the part from the other is there, to be added in float32" in words
+    assert "each device has a tall lane for the tiles it computes" in words
     assert "predicted on 8x H200 (NVLink)" in out
 
 

@@ -1,56 +1,83 @@
-"""What every local kernel must do: right alone, right for its reference, and readable as tiles."""
+"""What every local kernel must do: right alone, right for its reference, and readable as tiles.
+
+Every public function in ``pallas_kernels`` that returns a PallasKernel is found by its annotation;
+the test module of its file has ``EXAMPLES`` of it. Kernels of a user's own are tried beside them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import inspect
+import pkgutil
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from syncopate_jax import pallas_kernels
 from syncopate_jax.kernel.local import PallasKernel
-from syncopate_jax.pallas_kernels import matmul_tpu
 from tests.backends import own_kernels
+from tests.pallas_kernels.examples import Example
 
-SIZES = {"m": 6, "n": 4, "k": 4, "b": 2}
-
-
-def _matmul() -> PallasKernel:
-    return matmul_tpu.matmul(
-        "bmk", "kn", "bmn", SIZES, tiles={"m": 4, "n": 4, "k": 2},
-        dtype="float32", out_dtype="float32",
-    )  # fmt: skip
-
-
-KERNELS: dict[str, tuple[Callable[[], PallasKernel], dict[str, tuple[int, ...]]]] = {
-    "matmul": (_matmul, {"lhs": (2, 6, 4), "rhs": (4, 4)}),
-    "scale": (lambda: own_kernels.scale(5, 4), {"x": (5, 4), "s": (5, 1)}),
-    "attention": (
+OWN = (
+    Example(
+        "scale", own_kernels.scale, lambda: own_kernels.scale(5, 4), {"x": (5, 4), "s": (5, 1)}
+    ),
+    Example(
+        "attention",
+        own_kernels.attention,
         lambda: own_kernels.attention(4, 6, 4, 2, 2),
         {"q": (4, 4), "k": (6, 4), "v": (6, 4)},
     ),
-}
+)
+
+
+def makers() -> dict[str, str]:
+    """Names of the functions that make local kernels, and the file each is in."""
+    found = {}
+    for entry in pkgutil.iter_modules(pallas_kernels.__path__):
+        module = importlib.import_module(f"{pallas_kernels.__name__}.{entry.name}")
+        for name, fn in inspect.getmembers(module, inspect.isfunction):
+            made_here = fn.__module__ == module.__name__ and not name.startswith("_")
+            if made_here and inspect.signature(fn).return_annotation == "PallasKernel":
+                found[name] = entry.name
+    return found
+
+
+def examples_of(file: str) -> tuple[Example, ...]:
+    """The examples in the test module of a file in ``pallas_kernels``."""
+    tests = importlib.import_module(f"tests.pallas_kernels.test_{file}")
+    found: tuple[Example, ...] = tests.EXAMPLES
+    return found
+
+
+EXAMPLES = (*OWN, *(one for file in sorted(set(makers().values())) for one in examples_of(file)))
 
 
 class LocalKernelConformance:
     """Subclass it in a test module to run it."""
 
-    @pytest.fixture(params=KERNELS)
-    def given(self, request: pytest.FixtureRequest) -> tuple[PallasKernel, dict]:
-        make, shapes = KERNELS[request.param]
-        return make(), shapes
+    @pytest.fixture(params=EXAMPLES, ids=lambda e: f"{e.maker.__name__}-{e.name}")
+    def given(self, request: pytest.FixtureRequest) -> tuple[PallasKernel, Example]:
+        return request.param.make(), request.param
 
-    def test_names_every_operand(self, given: tuple[PallasKernel, dict]) -> None:
-        kernel, shapes = given
-        assert kernel.operands == tuple(shapes)
+    def test_every_maker_has_an_example(self) -> None:
+        found = makers()
+        assert {"matmul", "contraction"} <= set(found)
+        assert set(found) <= {example.maker.__name__ for example in EXAMPLES}
+
+    def test_names_every_operand(self, given: tuple[PallasKernel, Example]) -> None:
+        kernel, example = given
+        assert kernel.operands == tuple(example.shapes)
         assert kernel.name.isidentifier()
 
     def test_every_element_of_a_result_is_written_once(
-        self, given: tuple[PallasKernel, dict]
+        self, given: tuple[PallasKernel, Example]
     ) -> None:
-        kernel, shapes = given
-        space, accesses = kernel.read(shapes)
+        kernel, example = given
+        space, accesses = kernel.read(example.shapes)
         for name, out in zip(kernel.results, kernel.out_shape, strict=True):
             lo, hi = (side[:, 0] for side in accesses[name].boxes(space))
             assert accesses[name].write and lo.shape == (space.num_tiles, len(out.shape))
@@ -59,25 +86,31 @@ class LocalKernelConformance:
                 count[tuple(map(slice, a, b))] += 1
             assert (count == 1).all()
 
-    def test_every_element_of_an_operand_is_read(self, given: tuple[PallasKernel, dict]) -> None:
-        kernel, shapes = given
-        space, accesses = kernel.read(shapes)
-        for name, shape in shapes.items():
+    def test_every_element_of_an_operand_is_read(self, given: tuple[PallasKernel, Example]) -> None:
+        kernel, example = given
+        space, accesses = kernel.read(example.shapes)
+        for name, shape in example.shapes.items():
             lo, hi = (side.reshape(-1, len(shape)) for side in accesses[name].boxes(space))
             seen = np.zeros(shape, bool)
             for a, b in zip(lo, hi, strict=True):
                 seen[tuple(map(slice, a, b))] = True
             assert seen.all() and not accesses[name].write
 
-    def test_results_alone_and_of_the_reference(self, given: tuple[PallasKernel, dict]) -> None:
-        kernel, shapes = given
+    def test_results_alone_and_of_the_reference(self, given: tuple[PallasKernel, Example]) -> None:
+        """A kernel that is handed its loop has no way to run alone; it must have a reference."""
+        kernel, example = given
         rng = np.random.default_rng(0)
-        arrays = [jnp.asarray(rng.standard_normal(s), jnp.float32) for s in shapes.values()]
-        alone = kernel(*arrays, interpret=True)
-        types = [(y.shape, y.dtype) for y in alone]
-        assert types == [(o.shape, o.dtype) for o in kernel.out_shape]
-        assert all(bool(jnp.isfinite(y).all()) for y in alone)
+        shapes = example.shapes.values()
+        arrays = [jnp.asarray(rng.standard_normal(s), example.dtype) for s in shapes]
+        assert kernel.loop is None or kernel.reference is not None
+        found = []
+        if kernel.loop is None:
+            found.append(list(kernel(*arrays, interpret=True)))
         if kernel.reference is not None:
-            wanted = jax.tree.leaves(kernel.reference(*arrays))
-            for y, w in zip(alone, wanted, strict=True):
-                np.testing.assert_allclose(y, w, rtol=1e-5, atol=1e-5)
+            found.append(jax.tree.leaves(kernel.reference(*arrays)))
+        for results in found:
+            chex.assert_tree_all_finite(results)
+            chex.assert_trees_all_equal_shapes_and_dtypes(results, list(kernel.out_shape))
+            chex.assert_trees_all_close(
+                results, found[0], rtol=example.tolerance, atol=example.tolerance
+            )

@@ -1,4 +1,4 @@
-"""What every operator of ``syncopate_jax.ops`` must do; a new one is found by its name.
+"""What every operator of ``syncopate_jax.ops`` must do; a new one is found by what it takes.
 
 An operator is a function of ``x`` and ``w`` whose other arguments are keywords; the variants in
 ``tests/ops/cases.py`` say how its arrays are sharded.
@@ -6,9 +6,12 @@ An operator is a function of ``x`` and ``w`` whose other arguments are keywords;
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import pytest
@@ -19,8 +22,24 @@ from syncopate_jax.registry import backends
 from tests.ops import cases
 from tests.ops.cases import CASES, Case
 
-# ``matmul`` takes whole sharded arrays and finds its mesh axes itself; the others are told theirs.
-OPERATORS = tuple(name for name in ops.__all__ if name != "matmul")
+
+def operators() -> dict[str, Any]:
+    """Public functions of x, w and a mesh axis in the package's files, by name.
+
+    ``matmul`` is none of them: it takes whole sharded arrays and finds its mesh axes itself.
+    """
+    found = {}
+    for entry in pkgutil.iter_modules(ops.__path__):
+        module = importlib.import_module(f"{ops.__name__}.{entry.name}")
+        for name, fn in inspect.getmembers(module, inspect.isfunction):
+            parameters = list(inspect.signature(fn).parameters)
+            here = fn.__module__ == module.__name__ and not name.startswith("_")
+            if here and parameters[:2] == ["x", "w"] and "axis_name" in parameters:
+                found[name] = fn
+    return found
+
+
+OPERATORS = operators()
 OPTIONS = ("axis_name", "preferred_element_type", "backend", "target", "plan", "split", "tiles")
 
 
@@ -29,11 +48,15 @@ class OperatorConformance:
 
     @pytest.fixture(params=OPERATORS)
     def operator(self, request: pytest.FixtureRequest) -> Any:
-        return getattr(ops, request.param)
+        return OPERATORS[request.param]
 
     @pytest.fixture(params=CASES, ids=lambda case: case.name)
     def case(self, request: pytest.FixtureRequest) -> Case:
         return request.param
+
+    def test_is_offered_by_the_package(self, operator: Any) -> None:
+        assert operator.__name__ in ops.__all__
+        assert getattr(ops, operator.__name__) is operator
 
     def test_has_a_variant_among_the_cases(self, operator: Any) -> None:
         assert [case.name for case in CASES if case.operator is operator]
@@ -63,14 +86,14 @@ class OperatorConformance:
             if not _for_tpu(backend):
                 continue
             y = jax.eval_shape(cases.sharded(case, mesh, backend=backend), x, w)
-            assert (y.shape, y.dtype) == (ct.shape, ct.dtype)
+            chex.assert_shape(y, ct.shape)
+            chex.assert_type(y, ct.dtype)
 
     def test_equals_float64(self, case: Case) -> None:
         arrays = cases.operands(1, 6, 6, 6)
         fn = cases.sharded(case, cases.ranks_mesh(2))
         found = cases.value_and_gradients(fn, *arrays)
-        for one, wanted in zip(found, cases.exact(*arrays), strict=True):
-            assert cases.error(one, wanted) < 1e-6
+        cases.assert_near(found, cases.exact(*arrays), 1e-6)
 
 
 def _for_tpu(backend: str) -> bool:

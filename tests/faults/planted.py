@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -27,6 +28,8 @@ def planted(fault: Fault) -> Iterator[list[bool]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dma_tables, "sequence", broken)
+        # Works that were laid out before are laid out anew, and again once the fault is gone.
+        patch.setattr(dma_tables, "_made", weakref.WeakKeyDictionary())
         yield done
 
 

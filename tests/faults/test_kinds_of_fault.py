@@ -179,7 +179,7 @@ plan = own_kernels.gather_and_scatter_plan(3, (12, 3), (12, 6))
 kernel = own_kernels.product(12, 3, 6, 2, has_addend=True)
 work = fuse(kernel, plan, {"x": "x", "y": "out"}, axis_name="t").work
 layout = dma_tables.lay_out(work)
-print(zlib.crc32(layout.table.tobytes()), layout.collective_id)
+print(zlib.crc32(layout.table.tobytes()), layout.leave_together)
 """
 
 

@@ -86,8 +86,21 @@ def test_batches_and_more_dimensions(mesh: tuple[int, ...], formula: str) -> Non
     check(formula, names(mesh), cases)
 
 
-def test_every_plan_does_its_move() -> None:
-    """Each different move of the exhaustive cases, by its plan, in the plan's own oracle."""
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_every_combination_with_more_dimensions(mesh: tuple[int, ...]) -> None:
+    """All that ``test_batches_and_more_dimensions`` takes a sample of."""
+    cases = combinations("bmk,kn->bmn", names(mesh))
+    assert len(cases) == (48 if len(mesh) == 1 else 3971)
+    check("bmk,kn->bmn", names(mesh), cases)
+
+
+@pytest.mark.parametrize("number", [60, pytest.param(None, marks=pytest.mark.slow)])
+def test_every_plan_does_its_move(number: int | None) -> None:
+    """Each different move of the exhaustive cases, by its plan, in the plan's own oracle.
+
+    ``number`` of them, or all.
+    """
     moves: dict[Any, tuple[Derived, Move]] = {}
     for sizes in MESHES:
         mesh = names(sizes)
@@ -101,7 +114,8 @@ def test_every_plan_does_its_move() -> None:
                 moves.setdefault(key, (derived, step))
     by_kind = {step.kind: (derived, step) for derived, step in moves.values()}
     rng = random.Random(0)
-    sample = [*by_kind.values(), *rng.sample(list(moves.values()), 60)]
+    every = list(moves.values())
+    sample = [*by_kind.values(), *rng.sample(every, number)] if number else every
     for derived, step in sample:
         if step.kind != "slice":
             _check_plan(derived, step)
@@ -202,6 +216,20 @@ def test_what_is_derived_for_the_known_layers() -> None:
     assert found == "all_gather rhs n over d; [reduce_scatter out m over t + dot]"
 
 
+def test_a_cut_that_is_decided_already() -> None:
+    shapes, mesh = ((8, 8), (8, 8)), {"t": 2, "o": 1}
+    x, w = (np.arange(64.0).reshape(8, 8) % n for n in (5, 7))
+    texts = set()
+    for letter in "mkn":
+        cut_by = {letter: ("t", "o")}
+        derived = derive("mk,kn->mn", P("t"), P("t"), P("t"), shapes=shapes, mesh=mesh, cut=cut_by)
+        assert derived.computed == (("t", letter),)
+        for at, part in simulate(derived, x, w, (("t",), ()), (("t",), ())).items():
+            np.testing.assert_array_equal(part, cut(x @ w, (("t",), ()), mesh)[at])
+        texts.add(str(derived))
+    assert len(texts) == 3
+
+
 def test_axes_of_one_rank_and_shardings_with_meshes() -> None:
     devices = jax.make_mesh((1, 2), ("o", "t"), devices=jax.devices()[:2])
     lhs, rhs, out = (NamedSharding(devices, s) for s in (P("o", "t"), P("t"), P("o")))
@@ -247,6 +275,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"lhs": P(P.UNCONSTRAINED)}, "leaves letter m open"),
     ({"lhs": (("t",), ("t",))}, "has mesh axis 't' twice"),
     ({"shapes": ((3, 4), (4, 4)), "lhs": P("t")}, "letter m has extent 3, which the 2 ranks of t"),
+    ({"cut": {"x": ("t",)}}, "cut: no letter 'x' in"),
+    ({"cut": {"m": ("u",)}}, "cut: mesh axis 'u' is unknown, or cuts two letters"),
+    ({"cut": {"m": ("t",), "n": ("t",)}}, "cut: mesh axis 't' is unknown, or cuts two letters"),
+    ({"cut": {"m": ("t",)}, "shapes": ((3, 4), (4, 4))}, "cut: letter m has extent 3, which the 2"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -122,6 +123,43 @@ def test_groups_of_ranks_meet_among_themselves() -> None:
     got = np.asarray(run(x)).reshape(2, RANKS, RANKS * ROWS, COLUMNS)
     halves = np.asarray(x).reshape(2, RANKS * ROWS, COLUMNS)
     np.testing.assert_array_equal(got, np.stack([halves] * RANKS, axis=1))
+
+
+def test_ranks_learn_the_addresses_of_what_their_kernels_touch() -> None:
+    call = copies.Call("far", RANKS, (), 2, far=(0, -1, -3))  # an operand, a buffer, the flags
+    buffer = jax.ShapeDtypeStruct((5,), jnp.float32)
+    table = jax.ShapeDtypeStruct((3 * RANKS, 2), jnp.int32)
+
+    def read(addresses: Any, _: Any) -> np.ndarray:
+        """The first number of every rank's operand, and which flags are zero."""
+        found = np.ascontiguousarray(addresses).view(np.int64).reshape(3, RANKS)
+        first = [ctypes.c_float.from_address(int(a)).value for a in found[0]]
+        flags = [ctypes.c_int32.from_address(int(a) + 4).value for a in found[2]]
+        distinct = len(set(found.reshape(-1).tolist()))
+        return np.array([*first, *flags, distinct], np.float32)
+
+    def body(x: jax.Array) -> jax.Array:
+        (_, addresses), flags = copies.start(call, where(), [x], [buffer, table])
+        out = jax.ShapeDtypeStruct((2 * RANKS + 1,), jnp.float32)
+        seen = jax.pure_callback(read, out, addresses, x)
+        return copies.join(seen, flags, [x])
+
+    x = values(5)
+    got = np.asarray(on_mesh(body)(x)).reshape(RANKS, -1)
+    first = np.asarray(x).reshape(RANKS, ROWS, COLUMNS)[:, 0, 0]
+    np.testing.assert_array_equal(got, [[*first, *[0] * RANKS, 3 * RANKS]] * RANKS)
+
+
+def test_a_far_array_that_is_not_there_is_named() -> None:
+    call = copies.Call("far", RANKS, (), 1, far=(1,))
+    table = jax.ShapeDtypeStruct((RANKS, 2), jnp.int32)
+
+    def body(x: jax.Array) -> jax.Array:
+        (_,), flags = copies.start(call, where(), [x], [table])
+        return copies.join(x, flags, [x])
+
+    with pytest.raises(Exception, match="far array 1 is neither an operand nor a result"):
+        jax.block_until_ready(on_mesh(body)(values(0)))
 
 
 def test_a_rank_that_stays_away_is_named() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,3 +120,20 @@ def value_and_gradients(
 def error(found: np.ndarray, wanted: np.ndarray) -> float:
     """Frobenius norm of the difference, relative to what is wanted."""
     return float(np.linalg.norm(found - wanted) / max(np.linalg.norm(wanted), 1e-30))
+
+
+def assert_near(found: Any, wanted: Any, bound: float | list[float]) -> None:
+    """Trees of arrays are alike in structure and shape, finite, and near each other twice over.
+
+    ``bound``, or one for each array, limits the ``error`` of an array, and that of each of its
+    elements as a share of the largest wanted one.
+    """
+    chex.assert_trees_all_equal_shapes(found, wanted)
+    chex.assert_tree_all_finite(found)
+    pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True))
+    bounds = bound if isinstance(bound, list) else [bound] * len(pairs)
+    for (a, b), most in zip(pairs, bounds, strict=True):
+        assert error(a, b) < most, f"error {error(a, b):.3g} is not below {most:.3g}"
+        largest = float(np.abs(b).max(initial=0.0))
+        # The largest of many errors is some times their root mean square.
+        chex.assert_trees_all_close(a, b, rtol=0, atol=8 * most * largest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +22,7 @@ from syncopate_jax.ops import (
     matmul_reduce_scatter,
 )
 from syncopate_jax.ops.spec import Contraction
-from syncopate_jax.options import Options
+from syncopate_jax.options import Launch, Options
 from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
 from syncopate_jax.plans.reduce_scatter_direct import reduce_scatter_direct
 from tests.ops import cases
@@ -131,7 +132,7 @@ def test_axis_names(operator: Any) -> None:
         "communicates over mesh axis 'u', which is not bound here (bound: 't')", MeshError
     ):
         local(operator, X, W, axis_name="u")
-    for wrong in ((), ("t", "t"), ["t"], 3, None):
+    for wrong in ((), ("t", "t"), ["t"], (["t"],), ("t", 1), 3, None):
         with refused(
             f"{operator.__name__}: axis_name must be a mesh axis name or a tuple of different "
             f"ones, found {wrong!r}"
@@ -214,6 +215,67 @@ def test_options(operator: Any, options: dict[str, Any], text: str) -> None:
     for backend in BACKENDS:
         with refused(text):
             local(operator, X, W, ranks=1, **({"backend": backend} | options))
+
+
+WRONG = (0, -1, 1.5, "", b"m", ["m"], {1, 2}, {3: 4}, np.array([1, 2]), object(), np.float32(2))
+SHOWN = {"preferred_element_type": "needs one of float32", "tiles": "tiles: "}
+"""What is in a message that does not show the value as Python would."""
+
+
+@each_operator
+def test_wrong_values_of_every_keyword(operator: Any) -> None:
+    """Whatever is given, the error is the project's own, and says what and for which keyword."""
+    w = jnp.ones((16, 6)) if operator is all_to_all_matmul else W
+    keywords = list(inspect.signature(operator).parameters)[2:]
+    for name in keywords:
+        words = {"gathered": "gather", "dimension": "gather"}.get(name, name.split("_")[0])
+        for value in WRONG[: -1 if name == "preferred_element_type" else None]:
+            with pytest.raises((InputError, MeshError)) as refusal:
+                local(operator, X, w, **{name: value})
+            text = str(refusal.value)
+            assert words in text and SHOWN.get(name, repr(value)) in text, f"{name}={value!r}"
+
+
+@pytest.mark.parametrize("operator", [all_gather_matmul, matmul_reduce_scatter])
+def test_dtypes_that_numpy_reads_as_structures(operator: Any) -> None:
+    for asked in ("i4, ,", {"names": 3}, [("a", "f4")]):
+        with refused("preferred_element_type is "):
+            local(operator, X, W, preferred_element_type=asked)
+
+
+def test_numbers_may_be_numpys() -> None:
+    options = Options(split=np.int64(2), tiles={"m": np.int32(8)}, launch=Launch(sms=np.int8(3)))
+    assert options == Options(split=2, tiles=(("m", 8),), launch=Launch(sms=3))
+    assert type(options.split) is type(options.launched.sms) is int
+
+
+@pytest.mark.parametrize("split", [10**9, 10**30])
+def test_more_pieces_than_there_are_rows(split: int) -> None:
+    operator = matmul_reduce_scatter
+    assert local(operator, X, W, backend="remote_dma", split=split).shape == (4, 6)
+    if split > 2**31:
+        with refused(f"split must be in 1..2147483647, found {split}"):
+            local(all_gather_matmul, X, W, backend="remote_dma", split=split)
+
+
+@pytest.mark.parametrize(
+    "options,text",
+    [
+        ({"sms": 1.5}, "launch: sms needs an integer, found 1.5"),
+        ({"communicating": "2"}, "launch: communicating needs an integer, found '2'"),
+        ({"watchdog_us": None}, "launch: watchdog_us needs an integer, found None"),
+        ({"folded": 1}, "launch: folded needs True or False, found 1"),
+    ],
+)
+def test_launches(options: dict[str, Any], text: str) -> None:
+    with refused(text):
+        Launch(**options)
+
+
+def test_what_only_looks_like_an_array() -> None:
+    described = jax.ShapeDtypeStruct((4, 8), "float32")
+    with refused("all_gather_matmul: x must be an array, found ShapeDtypeStruct"):
+        local(all_gather_matmul, described, W)
 
 
 def test_orders() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +14,10 @@ import pytest
 from syncopate_jax.ir.comm import P2P
 from syncopate_jax.ops.blocked import block
 from syncopate_jax.ops.contraction import contract
-from syncopate_jax.ops.fused import LARGEST_TILE, prepare
+from syncopate_jax.ops.fused import LARGEST_TILE, prepare, prepare_gpu
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
+from syncopate_jax.registry import templates
 from tests.ops import cases
 from tests.ops.cases import BY_NAME, CASES, Case
 
@@ -51,9 +53,8 @@ def assert_as_exact_as_unfused(
     else:
         unfused, fused = ((np.asarray(jax.jit(fn)(x, w), np.float64),) for fn in both)
         exact = exact[:1]
-    for a, b, wanted in zip(unfused, fused, exact, strict=True):
-        assert b.shape == wanted.shape
-        assert cases.error(b, wanted) <= 2 * cases.error(a, wanted) + few
+    errors = [cases.error(a, wanted) for a, wanted in zip(unfused, exact, strict=True)]
+    cases.assert_near(fused, exact, [2 * error + few for error in errors])
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -61,10 +62,8 @@ def assert_as_exact_as_unfused(
 def test_unfused_equals_float64(case: Case, ranks: int) -> None:
     x, w, ct = cases.operands(2, 24, 48, 72)
     fn = cases.sharded(case, cases.ranks_mesh(ranks), backend="xla")
-    for found, wanted in zip(
-        cases.value_and_gradients(fn, x, w, ct), cases.exact(x, w, ct), strict=True
-    ):
-        assert cases.error(found, wanted) < 16 * EPS["float32"]
+    found = cases.value_and_gradients(fn, x, w, ct)
+    cases.assert_near(found, cases.exact(x, w, ct), 16 * EPS["float32"])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -72,10 +71,8 @@ def test_unfused_equals_float64(case: Case, ranks: int) -> None:
 def test_unfused_in_narrow_types(case: Case, dtype: str) -> None:
     x, w, ct = cases.operands(1, 129, 96, 576, dtype)
     fn = cases.sharded(case, cases.ranks_mesh(3), backend="xla")
-    for found, wanted in zip(
-        cases.value_and_gradients(fn, x, w, ct), cases.exact(x, w, ct), strict=True
-    ):
-        assert cases.error(found, wanted) < 2 * EPS[dtype]
+    found = cases.value_and_gradients(fn, x, w, ct)
+    cases.assert_near(found, cases.exact(x, w, ct), 2 * EPS[dtype])
 
 
 @pytest.mark.parametrize(
@@ -110,7 +107,7 @@ def test_types_on_one_rank(case: Case, backend: str, check_vma: bool) -> None:
     for one in (case, dataclasses.replace(case, x=None, w=None)):
         fn = cases.sharded(one, mesh, **options)
         found = jax.eval_shape(lambda x, w, fn=fn: (fn(x, w), *jax.vjp(fn, x, w)[1](ct)), x, w)
-        assert [a.shape for a in found] == [ct.shape, x.shape, w.shape]
+        chex.assert_trees_all_equal_shapes_and_dtypes(found, (ct, x, w))
 
 
 @pytest.mark.slow
@@ -144,7 +141,53 @@ def test_sums_of_many_ranks_stay_in_float32() -> None:
     x, w, ct = small(8, "bfloat16")
     mesh = cases.ranks_mesh(8)
     fn = jax.jit(cases.sharded(BY_NAME["scatter_m"], mesh, backend="remote_dma"))
-    assert cases.error(np.asarray(fn(x, w), np.float64), cases.exact(x, w, ct)[0]) < 2.0**-8
+    cases.assert_near(np.asarray(fn(x, w), np.float64), cases.exact(x, w, ct)[0], 2.0**-8)
+
+
+@pytest.mark.parametrize(
+    "ranks,given",
+    [
+        pytest.param(2, False, marks=pytest.mark.slow),
+        (3, True),
+        pytest.param(8, False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_ring_rounds_its_sums_no_more_often_than_direct_sums(ranks: int, given: bool) -> None:
+    """The ring by its name, and as a plan of the user's in the dtype of the result."""
+    x, w, ct = cases.operands(1, 16 * ranks, 4 * ranks, 32, "bfloat16")
+    mesh, exact = cases.ranks_mesh(ranks), cases.exact(x, w, ct)[0]
+    ring: Any = "reduce_scatter_ring"
+    if given:
+        ring = templates.get(ring)(ranks, (ranks, 1, 16, 32), split_axis=2)
+    errors = {}
+    for name, plan in (("direct", None), ("ring", ring)):
+        fn = jax.jit(cases.sharded(BY_NAME["scatter_m"], mesh, backend="remote_dma", plan=plan))
+        found = fn(x, w)
+        assert found.dtype == jnp.bfloat16
+        errors[name] = cases.error(np.asarray(found, np.float64), exact)
+    assert errors["ring"] <= 1.1 * errors["direct"] < 2.0**-8
+
+
+def test_an_all_reduce_whose_copies_wait_for_their_owners() -> None:
+    plan = templates.get("all_reduce_two_shot")(
+        3, (1, 3, 6, 12), axis=1, dtype="float32", most_listed=1
+    )
+    fn = cases.sharded(BY_NAME["all_reduce"], cases.ranks_mesh(3), backend="remote_dma", plan=plan)
+    x, w, ct = cases.operands(1, 18, 12, 12)
+    found = np.asarray(jax.jit(fn)(x, w), np.float64)
+    cases.assert_near(found, cases.exact(x, w, ct)[0], 4 * EPS["float32"])
+
+
+def test_a_ring_carries_float32_and_a_direct_exchange_does_not() -> None:
+    layout = block(Contraction("bmk", "kn", "bmn", "all_reduce", "out"), (1, 96, 6), (6, 8), 3)
+    ring = templates.get("all_reduce_two_shot")(3, layout.plan_shape, axis=1, algorithm="ring")
+    for options, dtype in ((Options("remote_dma"), "bfloat16"), (Options(plan=ring), "float32")):
+        for make, target in ((prepare, "tpu"), (prepare_gpu, "mosaic_gpu")):
+            largest = LARGEST_TILE[target]
+            args = ("all_reduce", layout, largest, "bfloat16", "bfloat16", options)
+            _, kernel, plan = make(*args)
+            assert {tensor.dtype for tensor in plan.tensors} == {dtype}
+            assert str(kernel.out_shape[0].dtype) == dtype
 
 
 TEMPLATES = [
@@ -189,7 +232,7 @@ def test_how_ranks_share_an_all_reduce(ranks: int, m: int, n: int, shards: tuple
     case = BY_NAME["all_reduce"]
     fn = cases.sharded(case, cases.ranks_mesh(ranks), backend="remote_dma")
     found = np.asarray(jax.jit(fn)(*arrays[:2]), np.float64)
-    assert cases.error(found, cases.exact(*arrays)[0]) < 4 * EPS["float32"]
+    cases.assert_near(found, cases.exact(*arrays)[0], 4 * EPS["float32"])
     layout = block(Contraction("bmk", "kn", "bmn", "all_reduce", "out"), (1, m, 6), (6, n), ranks)
     plan = prepare(
         "all_reduce", layout, LARGEST_TILE["tpu"], "float32", "float32", Options("remote_dma")
@@ -226,8 +269,8 @@ def test_leading_dimensions(leading: tuple[int, ...]) -> None:
 
     for backend in ("xla", "remote_dma"):
         y = run(backend)
-        assert y.shape == (*leading, 6, 6)
-        np.testing.assert_allclose(y, np.asarray(x) @ np.asarray(w), rtol=1e-5, atol=1e-5)
+        chex.assert_shape(y, (*leading, 6, 6))
+        chex.assert_trees_all_close(y, np.asarray(x) @ np.asarray(w), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["xla", "remote_dma"])
@@ -243,7 +286,7 @@ def test_types_of_results_and_gradients(name: str, backend: str) -> None:
         y, dx, dw = jax.eval_shape(
             lambda x, w, fn=fn: (y := fn(x, w), *jax.vjp(fn, x, w)[1](jnp.zeros_like(y))), x, w
         )
-        assert (y.dtype, dx.dtype, dw.dtype) == (wanted, x.dtype, w.dtype)
+        chex.assert_type([y, dx, dw], [wanted, x.dtype, w.dtype])
 
 
 def test_a_wider_result_is_not_rounded() -> None:
@@ -254,7 +297,7 @@ def test_a_wider_result_is_not_rounded() -> None:
             preferred_element_type="float32",
         )  # fmt: skip
         y = np.asarray(jax.jit(fn)(x, w), np.float64)
-        assert cases.error(y, cases.exact(x, w, ct)[0]) < 16 * EPS["float32"]
+        cases.assert_near(y, cases.exact(x, w, ct)[0], 16 * EPS["float32"])
 
 
 @pytest.mark.parametrize("order", ["natural", "grouped", "snake"])
@@ -268,13 +311,24 @@ def test_every_order_of_tiles(order: str) -> None:
         in_specs=(cases.spec(1, 3, "t"), cases.spec(1, 2, "t")),
         out_specs=cases.spec(2, 3, "t"),
     )
-    assert cases.error(np.asarray(jax.jit(fn)(x, w)), cases.exact(x, w, ct)[0]) < 1e-6
+    cases.assert_near(np.asarray(jax.jit(fn)(x, w)), cases.exact(x, w, ct)[0], 1e-6)
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 4), (1, 0, 4), (1, 4, 0)])
-def test_empty_operands(shape: tuple[int, int, int]) -> None:
-    x, w = jnp.ones(shape), jnp.ones((shape[-1], 6))
-    fn = cases.sharded(BY_NAME["gather_x_m"], cases.ranks_mesh(2))
-    y, dx, dw = cases.value_and_gradients(fn, x, w, jnp.ones((*shape[:2], 6)))
-    assert y.shape == (*shape[:2], 6) and not y.any()
-    assert dx.shape == shape and dw.shape == w.shape and not dw.any()
+@pytest.mark.parametrize("empty", ["b", "m", "k", "n"])
+@each_case
+def test_empty_operands(case: Case, empty: str) -> None:
+    """What there is of the result is zeros; the gradients are there, and zeros too."""
+    sizes = {"b": 1, "m": 4, "k": 4, "n": 4} | {empty: 0}
+    arrays = cases.operands(*sizes.values())
+    fn = cases.sharded(case, cases.ranks_mesh(2))
+    for found, wanted in zip(
+        cases.value_and_gradients(fn, *arrays), cases.exact(*arrays), strict=True
+    ):
+        chex.assert_trees_all_equal(found, np.zeros_like(wanted))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_an_empty_sum_is_zeros_on_every_rank(check_vma: bool) -> None:
+    fn = cases.sharded(BY_NAME["all_reduce"], cases.ranks_mesh(3), check_vma=check_vma)
+    y = jax.jit(fn)(jnp.ones((1, 2, 0)), jnp.ones((0, 5)))
+    chex.assert_trees_all_equal(y, jnp.zeros((1, 2, 5)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +23,7 @@ each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def close(found: Any, wanted: Any) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, wanted)
+    chex.assert_trees_all_close(found, wanted, rtol=2e-5, atol=2e-5)
 
 
 def arrays(*shapes: tuple[int, ...]) -> list[jax.Array]:
@@ -48,8 +49,16 @@ def test_eager_equals_jit(name: str) -> None:
     x, w, ct = cases.operands(1, 4, 4, 4)
     for backend in BACKENDS:
         fn = cases.sharded(BY_NAME[name], cases.ranks_mesh(2), backend=backend)
-        np.testing.assert_array_equal(fn(x, w), jax.jit(fn)(x, w))
-        assert jax.eval_shape(fn, x, w).shape == ct.shape
+        chex.assert_trees_all_equal(fn(x, w), jax.jit(fn)(x, w))
+        chex.assert_equal_shape([jax.eval_shape(fn, x, w), ct])
+
+
+def test_a_jitted_operator_is_traced_once() -> None:
+    x, w = arrays((4, 4), (4, 4))
+    mapped = cases.sharded(BY_NAME["gather_x_m"], cases.ranks_mesh(2), backend="remote_dma")
+    traced_once = jax.jit(chex.assert_max_traces(lambda x, w: mapped(x, w), n=1))
+    first = traced_once(x[None], w)
+    chex.assert_trees_all_equal(traced_once(x[None], w), first)
 
 
 def test_two_operators_and_a_sum_in_a_loop() -> None:
@@ -195,7 +204,7 @@ def on_mesh(
 def test_unfused_on_any_mesh(case: Case, which: str) -> None:
     fn, (given, placed) = on_mesh(case, which, "xla")
     y = np.asarray(jax.jit(fn)(*placed[:2]), np.float64)
-    assert cases.error(y, cases.exact(*given)[0]) < 1e-6
+    cases.assert_near(y, cases.exact(*given)[0], 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +218,7 @@ def test_unfused_on_any_mesh(case: Case, which: str) -> None:
 def test_fused_on_any_mesh(which: str, name: str) -> None:
     fn, (given, placed) = on_mesh(BY_NAME[name], which, "remote_dma")
     y = np.asarray(jax.jit(fn)(*placed[:2]), np.float64)
-    assert cases.error(y, cases.exact(*given)[0]) < 1e-6
+    cases.assert_near(y, cases.exact(*given)[0], 1e-6)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

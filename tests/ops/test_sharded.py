@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from typing import Any
 
 import jax
@@ -143,6 +144,37 @@ def test_the_program_has_the_derived_collectives_and_no_more(kind: AxisType) -> 
     assert sorted(found) == ["all-gather", "reduce-scatter"]
 
 
+@pytest.mark.parametrize("kind", [EXPLICIT, AUTO], ids=str)
+def test_nothing_is_gathered_that_need_not_be(kind: AxisType) -> None:
+    """Every combination along one axis, in one program: the derived collectives and no more."""
+    mesh = mesh_of((2,), kind)
+    cases = list(itertools.product(ONE, ONE, ONE))
+    wanted: Counter[str] = Counter()
+    args = []
+    for lhs, rhs, out in cases:
+        x, w = arrays((8, 4), (4, 12))
+        args.append((placed(mesh, x, lhs), placed(mesh, w, rhs)))
+        derived = shardings.derive(
+            "mk,kn->mn", lhs, rhs, out, shapes=(x.shape, w.shape), mesh={"t": 2}
+        )
+        wanted.update(move.kind for move in derived.moves if move.kind != "slice")
+
+    def every(args: Any) -> Any:
+        return [
+            matmul(*one, out_sharding=out, backend="xla")
+            for one, (_, _, out) in zip(args, cases, strict=True)
+        ]
+
+    with jax.set_mesh(mesh):
+        text = jax.jit(every).lower(args).compile().as_text()
+    kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
+    found = re.findall(rf" ({kinds})(?:-start)?\(", text)
+    counted = Counter(name.replace("-", "_") for name in found)
+    # XLA joins all-reduces that are ready together.
+    assert 1 <= counted.pop("all_reduce") <= wanted.pop("all_reduce")
+    assert counted == wanted
+
+
 def test_fused_on_explicit_axes() -> None:
     mesh = mesh_of((2,), EXPLICIT)
     x, w = arrays((8, 4), (4, 12))
@@ -190,6 +222,9 @@ def test_wrong_arguments() -> None:
         InputError, match=r"contracted dimensions differ: x \(8, 4\) gives 4, w \(12"
     ):
         matmul(x, w.T)
+    for wrong in ("t", 1, ["t"]):
+        with pytest.raises(InputError, match="out_sharding must be a PartitionSpec or NamedShard"):
+            matmul(x, w, out_sharding=wrong)  # type: ignore[arg-type]
     mesh = mesh_of((2,), EXPLICIT)
     with jax.set_mesh(mesh):
         with pytest.raises(

@@ -39,6 +39,8 @@ CHOICES: dict[str, list[Choice]] = {
         "all_reduce_two_shot",
         ("all_reduce_two_shot", {"algorithm": "ring", "split": 2}),
         ("all_reduce_two_shot", {"algorithm": "ring", "mode": "pull"}),
+        "all_reduce_one_shot",
+        ("all_reduce_one_shot", {"mode": "pull", "split": 2}),
     ],
     "all_to_all": [("all_to_all_blocks", {"mode": "pull", "split": 2})],
     "broadcast": ["broadcast", ("broadcast", {"algorithm": "direct", "split": 3})],
@@ -175,6 +177,15 @@ def test_all_reduce_in_place_reads_before_it_overwrites() -> None:
         expanded = expand_collectives(hand(parts, text + goals), choose=choose)
         assert expanded.num_ops == 4
         assert_sound(expanded)
+
+
+def test_one_shot_in_place_is_found_unsound() -> None:
+    parts = "".join(f"r{rank}.0 all_reduce y[0:4] -> y[0:4] over 0:2 sum\n" for rank in range(2))
+    text = (
+        "initial r0 y[0:4]\ninitial r1 y[0:4]\ngoal r0 y[0:4] over 0:2\ngoal r1 y[0:4] over 0:2\n"
+    )
+    expanded = expand_collectives(hand(parts, text), choose={"all_reduce": "all_reduce_one_shot"})
+    assert verify(expanded)
 
 
 def test_choice_may_depend_on_size() -> None:

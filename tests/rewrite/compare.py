@@ -48,6 +48,18 @@ def same(fn: Callable[..., Any], *args: Any, tolerance: float = 2e-5, **options:
     return new.report(*args)
 
 
+def same_gradient(fn: Callable[..., Any], *args: Any, tolerance: float = 2e-5) -> Report:
+    """Asserts that ``overlap`` of the gradient of a loss is that gradient; gives the report."""
+    gradient = jax.value_and_grad(loss_of(fn), tuple(range(len(args))))
+    new = overlap(gradient, backend="xla")
+    found, wanted = jax.jit(new)(*args), jax.jit(gradient)(*args)
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert np.linalg.norm(a - b) <= tolerance * max(np.linalg.norm(b), 1.0)
+    return new.report(*args)
+
+
 def kinds(report: Report) -> list[str]:
     """Kind of each operator."""
     return [item.spec.kind for item in report.replaced]

@@ -80,10 +80,8 @@ def test_a_fused_backend_is_asked_first() -> None:
         taken = overlap(layer, backend="remote_dma").report(*args)
         refused = overlap(layer, backend="remote_dma", target="mosaic_gpu").report(*args)
     assert kinds(taken) == ["all_gather", "reduce_scatter"]
-    assert [r.startswith("backend remote_dma does not take it") for r in reasons(refused)] == [
-        True,
-        True,
-    ]
+    refusals = [r.startswith("backend remote_dma does not take it") for r in reasons(refused)]
+    assert refusals == [True, True, False]  # the last is the reshard of what the first would take
 
 
 def test_in_scan_and_remat() -> None:
@@ -121,7 +119,15 @@ def test_what_is_left_says_why() -> None:
 
     with jax.set_mesh(mesh):
         x, w = arrays(mesh, ((4, 8), P("t")), ((8, 6), P()))
-        assert overlap(twice).report(x, w).replaced == ()
+        (resharded,) = overlap(twice).report(x, w).left
+        assert resharded.collective == "reshard"
+        assert resharded.reason == (
+            "its result must be read by one dot alone, but it is used 2 times: dot_general, slice"
+        )
+        alone = overlap(lambda x, w: jax.reshard(jax.reshard(x, P()), P("t")) + w.sum())
+        assert reasons(alone.report(x, w)) == [
+            "its result is not read by a dot that takes it over; it is used once: reshard"
+        ]
         np.testing.assert_allclose(jax.jit(overlap(twice))(x, w), twice(x, w), atol=1e-5)
         report = overlap(whole_result).report(x, w)
         summed = overlap(lambda x, w: jnp.dot(x, w, out_sharding=P(), precision="highest"))
@@ -147,3 +153,36 @@ def test_products_of_many_shapes(formula: str) -> None:
         again = same(lambda x, w: jnp.einsum(formula, x, w, out_sharding=scattered), *args)
     assert kinds(report) == ["all_reduce"]
     assert kinds(again) == ["reduce_scatter"]
+
+
+def test_gradient_is_overlapped() -> None:
+    """The backward pass has dots whose types imply the mirrored collectives."""
+    mesh = mesh_of(2)
+    loss = lambda *a: jnp.sum(jnp.sin(layer(*a)))  # noqa: E731
+    with jax.set_mesh(mesh):
+        args = layer_args(mesh)
+        gradient = jax.grad(loss, (0, 1, 2))
+        new = overlap(gradient, backend="xla")
+        report = new.report(*args)
+        for a, b in zip(jax.jit(new)(*args), jax.jit(gradient)(*args), strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-5)
+    # The dot whose cotangent is whole and resharded behind it scatters its sum at once.
+    assert kinds(report) == ["reduce_scatter", "all_gather", "all_gather", "reduce_scatter"]
+    assert [(item.collective, "is used 2 times" in item.reason) for item in report.left] == [
+        ("reshard", True)
+    ]
+
+
+def test_auto_axes_have_no_collectives_yet() -> None:
+    """Under plain jit on auto axes the partitioner puts them in later: there is nothing to see."""
+    mesh = jax.make_mesh((2,), ("t",), (AxisType.Auto,), devices=jax.devices()[:2])
+    rows, whole = NamedSharding(mesh, P("t")), NamedSharding(mesh, P())
+    x, w = arrays(mesh, ((4, 8), P("t")), ((8, 6), P()))
+
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.with_sharding_constraint(x, whole) @ w
+
+    new = overlap(jax.jit(fn, out_shardings=rows))
+    report = new.report(x, w)
+    assert (report.replaced, report.left) == ((), ())
+    assert new(x, w).sharding.is_equivalent_to(rows, 2)

@@ -1,0 +1,403 @@
+"""Triton kernels on one GPU: local products, rewritten ones, host streaming, folded ranks.
+
+Run from the repository's root, one part a process (a kernel that hangs ends with its process)::
+
+  timeout 120 python -m experiments.triton.run folded --out experiments/results/triton_folded.json
+  timeout 200 python -m experiments.triton.run gemm --out experiments/results/triton_gemm.json
+  timeout 100 python -m experiments.triton.run stream --out experiments/results/triton_stream.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import functools
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.common import check, results, shapes, timing
+from syncopate_jax.backends import triton_call
+from syncopate_jax.backends.triton_ordered import OrderedTriton
+from syncopate_jax.ops import all_gather_matmul, matmul_reduce_scatter, stream_matmul
+from syncopate_jax.options import Launch
+from syncopate_jax.pallas_kernels import matmul_triton
+from syncopate_jax.pallas_kernels.matmul_triton import MatmulConfig
+from syncopate_jax.runtime.folded import fold
+
+NAMES = (
+    "llama3-8b/ffn_in/tp2", "llama3-8b/ffn_out/tp2", "llama3-8b/qkv/tp4", "llama3-8b/attn_out/tp2",
+    "llama3-70b/ffn_in/tp4", "llama3-70b/ffn_in/tp8", "llama3-70b/ffn_out/tp8",
+    "llama3-70b/qkv/tp4", "llama3-70b/attn_out/tp4", "llama3-405b/attn_out/tp4",
+    "qwen2-72b/ffn_in/tp4", "qwen2-72b/ffn_out/tp4",
+)  # fmt: skip
+CONFIGS = {
+    "128x256": MatmulConfig(),
+    "128x256 3 stages": MatmulConfig(num_stages=3),
+    "128x128 two a processor": MatmulConfig(128, 128, num_warps=4, num_stages=3),
+    "128x256 persistent": MatmulConfig(persistent=True),
+    "128x256 described": MatmulConfig(described=True),
+    "128x256 specialized": MatmulConfig(described=True, specialized=True, num_warps=4),
+    "128x256 specialized, 3 stages": MatmulConfig(
+        described=True, specialized=True, num_warps=4, num_stages=3
+    ),
+}
+USUAL = ("128x256 persistent", "128x256 described", "128x256 specialized")
+TINY = (shapes.Gemm("tiny", 1024, 512, 1536),)
+CHUNKS = 8
+WORST = 5e-3  # relative error that bfloat16 operands and results explain
+AXIS = "ranks"
+
+
+def compile_all(
+    todo: Mapping[str, tuple[Callable[..., Any], Sequence[Any]]], threads: int = 12
+) -> dict[str, Callable[..., Any]]:
+    """Compiled functions, several at a time; what does not compile is reported and left out."""
+
+    def one(item: tuple[str, tuple[Callable[..., Any], Sequence[Any]]]) -> tuple[str, Any]:
+        name, (function, example) = item
+        try:
+            return name, jax.jit(function).lower(*example).compile()
+        except Exception as error:  # a configuration too large for the device, say
+            print(f"{name}: {str(error)[:300]}", flush=True)
+            return name, None
+
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        return {name: found for name, found in pool.map(one, todo.items()) if found is not None}
+
+
+def local(gemm: shapes.Gemm, config: MatmulConfig, sms: int) -> Callable[..., jax.Array]:
+    """The kernel as it was written."""
+    kernel = matmul_triton.matmul(gemm.m, gemm.k, gemm.n, "bfloat16", config, sms)
+    rows, columns = config.tiles(gemm.m, gemm.n)
+    grid = min(sms, rows * columns) if config.walks else rows * columns
+    return lambda x, w: triton_call.run_alone(kernel, x, w, grid=grid)[0]
+
+
+def order_of(config: MatmulConfig, gemm: shapes.Gemm, chunks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tiles chunk by chunk along m, in groups of rows inside a chunk; and each tile's chunk."""
+    rows, columns = config.tiles(gemm.m, gemm.n)
+    bounds = stream_matmul.chunk_bounds(rows, chunks)
+    order, of = [], []
+    for chunk in range(len(bounds) - 1):
+        lo, hi = bounds[chunk], bounds[chunk + 1]
+        for first in range(lo, hi, config.group):
+            last = min(first + config.group, hi)
+            order += [(row, column) for column in range(columns) for row in range(first, last)]
+        of += [chunk] * ((hi - lo) * columns)
+    return np.array(order, np.int32), np.array(of, np.int32)
+
+
+def behind_flags(
+    gemm: shapes.Gemm, config: MatmulConfig, sms: int, chunks: int
+) -> Callable[..., jax.Array]:
+    """The rewritten kernel, in the order of chunks, each behind its flag."""
+    kernel = matmul_triton.matmul(gemm.m, gemm.k, gemm.n, "bfloat16", config, sms)
+    order, of = order_of(config, gemm, chunks)
+    ordered = OrderedTriton(kernel, order, of, min(sms, len(order)))
+    return lambda x, w, flags: ordered(x, w, flags=flags)[0]
+
+
+def operands(gemm: shapes.Gemm, seed: int) -> tuple[jax.Array, jax.Array]:
+    x_key, w_key = jax.random.split(jax.random.key(seed, impl="rbg"))
+    x = jax.random.normal(x_key, (gemm.m, gemm.k), jnp.bfloat16)
+    return x, jax.random.normal(w_key, (gemm.k, gemm.n), jnp.bfloat16)
+
+
+def gemm_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """XLA's product, the kernel's in each configuration, and rewritten ones with all flags up."""
+    sms = jax.devices()[0].core_count
+    rows = []
+    begun = time.perf_counter()
+    gemms = TINY if args.tiny else [g for g in shapes.local_gemms() if g.name in NAMES]
+    configs = {name: CONFIGS[name] for name in args.configs.split(";")}
+    flagged = [name for name, config in configs.items() if not config.specialized]
+    todo: dict[str, Any] = {}
+    for gemm in gemms:
+        example = (
+            jax.ShapeDtypeStruct((gemm.m, gemm.k), jnp.bfloat16),
+            jax.ShapeDtypeStruct((gemm.k, gemm.n), jnp.bfloat16),
+        )
+        flags = jax.ShapeDtypeStruct((CHUNKS,), jnp.int32)
+        todo[f"{gemm.name} xla"] = (lambda x, w: x @ w, example)
+        for name, config in configs.items():
+            todo[f"{gemm.name} {name}"] = (local(gemm, config, sms), example)
+        for name in flagged:
+            run = behind_flags(gemm, CONFIGS[name], sms, CHUNKS)
+            todo[f"{gemm.name} {name}, flags"] = (run, (*example, flags))
+    compiled = compile_all(todo)
+    print(f"compiled {len(compiled)} of {len(todo)} in {time.perf_counter() - begun:.0f} s")
+    up = jnp.ones((CHUNKS,), jnp.int32)
+    for gemm in gemms:
+        if time.perf_counter() - begun > args.seconds:
+            print(f"out of time before {gemm.name}")
+            break
+        inputs = [operands(gemm, seed) for seed in range(2)]
+        versions = {
+            name.removeprefix(f"{gemm.name} "): run
+            for name, run in compiled.items()
+            if name.startswith(f"{gemm.name} ")
+        }
+        versions = {
+            name: functools.partial(lambda run, x, w: run(x, w, up), run)
+            if name.endswith("flags")
+            else run
+            for name, run in versions.items()
+        }
+        errors: dict[str, float] = {}
+        for name, run in list(versions.items()):
+            try:
+                found = check.checked_error(f"{gemm.name} {name}", run(*inputs[0]), *inputs[0])
+            except ValueError as error:
+                print(f"WRONG {error}", flush=True)
+                del versions[name]
+            else:
+                errors[name] = found[0]
+        calls = max(10, int(6e-3 / (gemm.flops / 700e12)))
+        seconds = timing.interleaved_seconds(
+            versions, inputs, rounds=args.rounds, calls=calls, pause=args.pause
+        )
+        median = {n: statistics.median(v) * 1e6 for n, v in seconds.items()}
+        alone = {n: t for n, t in median.items() if n != "xla" and "flags" not in n}
+        best = min(alone, key=alone.__getitem__)
+        rows.append(
+            {
+                **dataclasses.asdict(gemm),
+                "best": best,
+                "speedup": round(median["xla"] / alone[best], 4),
+                "median_us": {n: round(t, 1) for n, t in median.items()},
+                "worst_error": max(errors.values()),
+                "calls": calls,
+            }
+        )
+        print(f"{gemm.name:26s} x{rows[-1]['speedup']:.3f} {best:24s} {rows[-1]['median_us']}")
+    return {"summary": gemm_summary(rows), "configs": _configs()}, rows
+
+
+def _configs() -> dict[str, Any]:
+    return {name: dataclasses.asdict(config) for name, config in CONFIGS.items()}
+
+
+def gemm_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Geometric means: against XLA, and of flags that are up against no flags."""
+    if not rows:
+        return {}
+    found: dict[str, Any] = {
+        "speedup_geomean": statistics.geometric_mean(r["speedup"] for r in rows),
+        "speedup_min": min(r["speedup"] for r in rows),
+    }
+    for name in CONFIGS:
+        ratios = [
+            r["median_us"]["xla"] / r["median_us"][name] for r in rows if name in r["median_us"]
+        ]
+        if ratios:
+            found[f"{name} against xla"] = statistics.geometric_mean(ratios)
+        over = [
+            r["median_us"][f"{name}, flags"] / r["median_us"][name]
+            for r in rows
+            if f"{name}, flags" in r["median_us"] and name in r["median_us"]
+        ]
+        if over:
+            found[f"{name}, flags over none"] = statistics.geometric_mean(over)
+            found[f"{name}, flags over none, worst"] = max(over)
+    return {n: round(v, 4) for n, v in found.items()}
+
+
+# --- host streaming ----------------------------------------------------------------------------
+
+
+def stream_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The product beside the copy of x from pinned host memory; its parts alone."""
+    gemm, config = shapes.Gemm("stream", 8192, 4096, 14336), CONFIGS["128x256 described"]
+    device = jax.devices()[0]
+    sms = device.core_count
+    host = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+    here = jax.sharding.SingleDeviceSharding(device, memory_kind="device")
+    sets = [operands(gemm, seed) for seed in range(2)]
+    hosted = [jax.device_put(x, host) for x, _ in sets]
+    todo: dict[str, Any] = {
+        "copy, XLA": (lambda x: jax.device_put(x, here), hosted[:1]),
+        "gemm, XLA": (lambda x, w: x @ w, sets[0]),
+        "gemm": (local(gemm, config, sms), sets[0]),
+    }
+    for chunks in (12, 16, 22, 32):
+        todo[f"stream, {chunks} chunks"] = (
+            functools.partial(
+                stream_matmul.stream_matmul,
+                target="triton",
+                config=config,
+                chunks=chunks,
+                num_sms=sms,
+            ),
+            (hosted[0], sets[0][1]),
+        )
+    compiled = compile_all(todo)
+    versions, inputs = {}, {}
+    for name, run in compiled.items():
+        takes = [(x,) if "copy" in name else (x if "stream" in name else s[0], s[1])
+                 for x, s in zip(hosted, sets, strict=True)]  # fmt: skip
+        versions[name], inputs[name] = run, takes
+        if "copy" not in name:
+            for given, (x, w) in zip(takes, sets, strict=True):
+                check.checked_error(name, run(*given), x, w)
+    found: dict[str, list[float]] = {name: [] for name in versions}
+    for turn in range(7):
+        for name in np.random.default_rng(turn).permutation(list(versions)).tolist():
+            found[name].append(timing.block_seconds(versions[name], inputs[name], 20))
+    median = {name: statistics.median(v) * 1e6 for name, v in found.items()}
+    stream = min((t, n) for n, t in median.items() if "stream" in n)
+    bound = max(median["copy, XLA"], min(median["gemm"], median["gemm, XLA"]))
+    summary = {"best": stream[1], "stream_over_bound": round(stream[0] / bound, 4)}
+    print(summary, {n: round(t, 1) for n, t in median.items()})
+    row = {**dataclasses.asdict(gemm), "median_us": {n: round(t, 1) for n, t in median.items()}}
+    return {"summary": summary}, [row]
+
+
+# --- folded ranks ------------------------------------------------------------------------------
+
+
+def folded_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Right values first, ragged sizes and all; then times of one AG and one RS shape."""
+    rows = []
+    todo: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
+    if args.sweep:
+        return _sweep()
+    for ranks in (2, 4):
+        for kind in ("AG", "RS"):
+            sizes = {"ragged": (200 * ranks, 136 * ranks, 192 * ranks), "timed": (8192, 4096, 4096)}
+            for size, (m, k, n) in sizes.items():
+                for target, backend in BACKENDS:
+                    if size == "ragged" and target != "triton":
+                        continue
+                    name = f"{kind} W={ranks} {size} {target} {backend}"
+                    todo[name] = _folded(kind, ranks, m, k, n, target, backend)
+                    facts[name] = (kind, ranks, size, target, backend, m, k, n)
+    compiled = compile_all(todo)
+    wanted: dict[Any, jax.Array] = {}
+    for name, run in compiled.items():
+        kind, ranks, size, target, backend, m, k, n = facts[name]
+        key = (kind, ranks, m)
+        calls = 30 if size == "timed" else 4
+        inputs = [_rows(kind, ranks, m, k, n, seed) for seed in range(2)]
+        worst = 0.0
+        for call in range(4):
+            x, w = inputs[call % 2]
+            if (*key, call % 2) not in wanted:
+                wanted[*key, call % 2] = _exact(kind, x, w)
+            worst = max(worst, float(_error(run(x, w), wanted[*key, call % 2])))
+        if not worst < WORST:
+            print(f"WRONG {name}: relative error {worst}", flush=True)
+        row = {"case": name, "m": m, "k": k, "n": n, "ranks": ranks, "worst_error": worst}
+        if size == "timed":
+            times = [timing.block_seconds(run, inputs, calls) for _ in range(5)]
+            row["median_us"] = round(statistics.median(times) * 1e6, 1)
+        rows.append(row)
+        print(name, f"error {worst:.1e}", row.get("median_us", ""), flush=True)
+    right = all(row["worst_error"] < WORST for row in rows)
+    return {"summary": {"all_right": right, "cases": len(rows), "asked": len(todo)}}, rows
+
+
+def _sweep() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """How many programs of a rank communicate."""
+    m, k, n = 8192, 4096, 4096
+    todo = {
+        f"{kind} W=2 {count} communicating": _folded(
+            kind, 2, m, k, n, "triton", "ldst_dedicated", communicating=count
+        )
+        for kind in ("AG", "RS")
+        for count in (2, 8, 16)
+    }
+    rows = []
+    for name, run in compile_all(todo).items():
+        kind = name[:2]
+        inputs = [_rows(kind, 2, m, k, n, seed) for seed in range(2)]
+        worst = max(float(_error(run(*i), _exact(kind, *i))) for i in inputs)
+        times = [timing.block_seconds(run, inputs, 30) for _ in range(5)]
+        us = round(statistics.median(times) * 1e6, 1)
+        rows.append({"case": name, "worst_error": worst, "median_us": us})
+        print(name, f"error {worst:.1e}", us, flush=True)
+    return {"summary": {"all_right": all(r["worst_error"] < WORST for r in rows)}}, rows
+
+
+BACKENDS = (
+    ("triton", "ldst_dedicated"),
+    ("triton", "ldst_colocated"),
+    ("mosaic_gpu", "tma_dedicated"),
+    ("mosaic_gpu", "tma_colocated"),
+    ("mosaic_gpu", "ldst_dedicated"),
+    ("mosaic_gpu", "xla"),
+)
+
+
+def _folded(
+    kind: str, ranks: int, m: int, k: int, n: int, target: str, backend: str, **launch: int
+) -> tuple[Callable[..., jax.Array], Sequence[Any]]:
+    operator = all_gather_matmul if kind == "AG" else matmul_reduce_scatter
+    given = {"backend": backend} if backend == "xla" else {"backend": backend, "target": target}
+    run = fold(lambda x, w: operator(x, w, axis_name=AXIS, launch=Launch(**launch), **given), AXIS)
+    x, w = _shapes(kind, ranks, m, k, n)
+    return run, [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in (x, w)]
+
+
+def _shapes(kind: str, ranks: int, m: int, k: int, n: int) -> tuple[Any, Any]:
+    """m x k x n is the whole problem: AG cuts m and n, RS cuts k."""
+    if kind == "AG":
+        return (ranks, m // ranks, k), (ranks, k, n // ranks)
+    return (ranks, m, k // ranks), (ranks, k // ranks, n)
+
+
+def _rows(kind: str, ranks: int, m: int, k: int, n: int, seed: int) -> list[jax.Array]:
+    keys = jax.random.split(jax.random.key(seed, impl="rbg"))
+    made = zip(keys, _shapes(kind, ranks, m, k, n), strict=True)
+    return [jax.random.normal(key, shape, jnp.bfloat16) for key, shape in made]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _exact(kind: str, x: jax.Array, w: jax.Array) -> jax.Array:
+    wide = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    if kind == "AG":
+        return wide("wmk,vkn->vwmn", x, w).reshape(len(w), -1, w.shape[-1])
+    return wide("wmk,wkn->mn", x, w).reshape(len(x), -1, w.shape[-1])
+
+
+@jax.jit
+def _error(found: jax.Array, wanted: jax.Array) -> jax.Array:
+    off = found.astype(jnp.float32) - wanted
+    return jnp.sqrt(jnp.sum(off * off) / jnp.sum(wanted * wanted))
+
+
+PARTS = {"gemm": gemm_part, "stream": stream_part, "folded": folded_part}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--configs", default=";".join(USUAL), help="names, semicolons between")
+    parser.add_argument("--tiny", action="store_true", help="one small product")
+    parser.add_argument("--sweep", action="store_true", help="numbers of communicating programs")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pause", type=float, default=0.03, help="idle seconds before each block")
+    parser.add_argument("--seconds", type=float, default=150, help="measure no new shape after it")
+    args = parser.parse_args(argv)
+    import triton
+
+    head, rows = PARTS[args.part](args)
+    environment = results.environment()
+    environment["versions"]["triton"] = triton.__version__
+    options = {name: getattr(args, name) for name in ("rounds", "pause")}
+    name = f"triton_{args.part}"
+    results.write(args.out, {"experiment": name, **environment, **head, "options": options}, rows)
+    print(head["summary"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""Matrix products in Triton, written as for one device: one tile a program, and persistent.
+
+``y[M, N] = x[M, K] @ w[K, N]``, row-major or by strides, accumulated in float32. The directives say
+how tiles are walked; without a rewriter they are comments.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import triton
+import triton.language as tl
+
+from syncopate_jax.kernel.local import PallasKernel
+from syncopate_jax.kernel.triton_kernel import triton_kernel
+
+
+@triton.jit
+def grouped_tile(tile, TILES_M: tl.constexpr, TILES_N: tl.constexpr, GROUP: tl.constexpr):
+    """Row and column of a tile, down ``GROUP`` rows before the next column: both stay in L2."""
+    group = tile // (GROUP * TILES_N)
+    first = group * GROUP
+    rows = tl.minimum(TILES_M - first, GROUP)
+    inside = tile - group * (GROUP * TILES_N)
+    return first + inside % rows, inside // rows
+
+
+@triton.jit
+def matmul_kernel(
+    x_ptr,
+    w_ptr,
+    y_ptr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    stride_xm: tl.constexpr,
+    stride_wk: tl.constexpr,
+    stride_ym: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """One tile of y a program."""
+    # syncopate: axis m: extent=M, tile=BLOCK_M
+    # syncopate: axis n: extent=N, tile=BLOCK_N
+    # syncopate: axis k: extent=K, tile=BLOCK_K
+    # syncopate: reads x_ptr[m, k] as x
+    # syncopate: reads w_ptr[k, n] as w
+    # syncopate: writes y_ptr[m, n] as y
+    # syncopate: tiles one per program
+    # syncopate: dispatch tile -> m=tile_m, n=tile_n
+    tile = tl.program_id(0)
+    tile_m, tile_n = grouped_tile(tile, tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP)
+    # syncopate: end dispatch
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    depth = tl.arange(0, BLOCK_K)
+    x_ptrs = x_ptr + (rows[:, None] * stride_xm + depth[None, :])
+    w_ptrs = w_ptr + (depth[:, None] * stride_wk + columns[None, :])
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    # syncopate: reduce k=step
+    for step in range(tl.cdiv(K, BLOCK_K)):
+        # Edges are cut only where there are any: a mask costs a little.
+        left = K - step * BLOCK_K
+        x_inside = (rows[:, None] < M) & (depth[None, :] < left)
+        w_inside = (depth[:, None] < left) & (columns[None, :] < N)
+        if M % BLOCK_M == 0 and K % BLOCK_K == 0:
+            x = tl.load(x_ptrs)
+        else:
+            x = tl.load(x_ptrs, mask=x_inside, other=0.0)
+        if N % BLOCK_N == 0 and K % BLOCK_K == 0:
+            w = tl.load(w_ptrs)
+        else:
+            w = tl.load(w_ptrs, mask=w_inside, other=0.0)
+        total = tl.dot(x, w, total)
+        x_ptrs += BLOCK_K
+        w_ptrs += BLOCK_K * stride_wk
+    # syncopate: epilogue total
+    y_ptrs = y_ptr + (rows[:, None] * stride_ym + columns[None, :])
+    inside = (rows[:, None] < M) & (columns[None, :] < N)
+    tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=inside)
+    # syncopate: end epilogue
+
+
+@triton.jit
+def persistent_matmul_kernel(
+    x_ptr,
+    w_ptr,
+    y_ptr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    stride_xm: tl.constexpr,
+    stride_wk: tl.constexpr,
+    stride_ym: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):
+    """Every ``PROGRAMS``-th tile of y a program."""
+    # syncopate: axis m: extent=M, tile=BLOCK_M
+    # syncopate: axis n: extent=N, tile=BLOCK_N
+    # syncopate: axis k: extent=K, tile=BLOCK_K
+    # syncopate: reads x_ptr[m, k] as x
+    # syncopate: reads w_ptr[k, n] as w
+    # syncopate: writes y_ptr[m, n] as y
+    # syncopate: tiles persistent
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS):
+        # syncopate: dispatch tile -> m=tile_m, n=tile_n
+        tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP)
+        # syncopate: end dispatch
+        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        depth = tl.arange(0, BLOCK_K)
+        x_ptrs = x_ptr + (rows[:, None] * stride_xm + depth[None, :])
+        w_ptrs = w_ptr + (depth[:, None] * stride_wk + columns[None, :])
+        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        # syncopate: reduce k=step
+        for step in range(tl.cdiv(K, BLOCK_K)):
+            left = K - step * BLOCK_K
+            x_inside = (rows[:, None] < M) & (depth[None, :] < left)
+            w_inside = (depth[:, None] < left) & (columns[None, :] < N)
+            if M % BLOCK_M == 0 and K % BLOCK_K == 0:
+                x = tl.load(x_ptrs)
+            else:
+                x = tl.load(x_ptrs, mask=x_inside, other=0.0)
+            if N % BLOCK_N == 0 and K % BLOCK_K == 0:
+                w = tl.load(w_ptrs)
+            else:
+                w = tl.load(w_ptrs, mask=w_inside, other=0.0)
+            total = tl.dot(x, w, total)
+            x_ptrs += BLOCK_K
+            w_ptrs += BLOCK_K * stride_wk
+        # syncopate: epilogue total
+        y_ptrs = y_ptr + (rows[:, None] * stride_ym + columns[None, :])
+        inside = (rows[:, None] < M) & (columns[None, :] < N)
+        tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=inside)
+        # syncopate: end epilogue
+
+
+@triton.jit
+def described_matmul_kernel(
+    x_ptr,
+    w_ptr,
+    y_ptr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    stride_xm: tl.constexpr,
+    stride_wk: tl.constexpr,
+    stride_ym: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    SPECIALIZE: tl.constexpr,
+):
+    """As ``persistent_matmul_kernel``; the copy unit loads, through tensor descriptors."""
+    # syncopate: axis m: extent=M, tile=BLOCK_M
+    # syncopate: axis n: extent=N, tile=BLOCK_N
+    # syncopate: axis k: extent=K, tile=BLOCK_K
+    # syncopate: reads x_ptr[m, k] as x
+    # syncopate: reads w_ptr[k, n] as w
+    # syncopate: writes y_ptr[m, n] as y
+    # syncopate: tiles persistent
+    x_blocks = tl.make_tensor_descriptor(x_ptr, [M, K], [stride_xm, 1], [BLOCK_M, BLOCK_K])
+    w_blocks = tl.make_tensor_descriptor(w_ptr, [K, N], [stride_wk, 1], [BLOCK_K, BLOCK_N])
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, warp_specialize=SPECIALIZE):
+        # syncopate: dispatch tile -> m=tile_m, n=tile_n
+        tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP)
+        # syncopate: end dispatch
+        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        # syncopate: reduce k=step
+        for step in range(tl.cdiv(K, BLOCK_K)):
+            # Past the edge the copy unit gives zeros.
+            x = x_blocks.load([tile_m * BLOCK_M, step * BLOCK_K])
+            w = w_blocks.load([step * BLOCK_K, tile_n * BLOCK_N])
+            total = tl.dot(x, w, total)
+        # syncopate: epilogue total
+        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        y_ptrs = y_ptr + (rows[:, None] * stride_ym + columns[None, :])
+        inside = (rows[:, None] < M) & (columns[None, :] < N)
+        tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=inside)
+        # syncopate: end epilogue
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulConfig:
+    """How the product is cut, in elements, and how a tile is computed.
+
+    Attributes:
+      group: rows of tiles that are walked down before the next column.
+      persistent: as many programs as the device has multiprocessors, each with several tiles.
+      described: loads go through tensor descriptors, by the copy unit; implies ``persistent``, and
+        rows of a multiple of 16 bytes.
+      specialized: some warps only load; alone, as waits would not hold those up.
+    """
+
+    block_m: int = 128
+    block_n: int = 256
+    block_k: int = 64
+    group: int = 8
+    num_warps: int = 8
+    num_stages: int = 4
+    persistent: bool = False
+    described: bool = False
+    specialized: bool = False
+
+    @property
+    def kernel(self) -> Any:
+        """The function under ``triton.jit``."""
+        if self.described:
+            return described_matmul_kernel
+        return persistent_matmul_kernel if self.persistent else matmul_kernel
+
+    @property
+    def walks(self) -> bool:
+        """Whether a program computes several tiles."""
+        return self.persistent or self.described
+
+    def tiles(self, m: int, n: int) -> tuple[int, int]:
+        """Tiles along m and n."""
+        return -(-m // self.block_m), -(-n // self.block_n)
+
+    def arguments(self, m: int, k: int, n: int, programs: int) -> dict[str, int]:
+        """Arguments of the kernel for row-major operands."""
+        found = {"M": m, "N": n, "K": k, "stride_xm": k, "stride_wk": n, "stride_ym": n}
+        found |= {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k}
+        found |= {"GROUP": self.group}
+        found |= {"PROGRAMS": programs} if self.walks else {}
+        return found | ({"SPECIALIZE": self.specialized} if self.described else {})
+
+
+def matmul(
+    m: int,
+    k: int,
+    n: int,
+    out_dtype: jax.typing.DTypeLike,
+    config: MatmulConfig | None = None,
+    programs: int = 1,
+) -> PallasKernel:
+    """``y[m, n] = x[m, k] @ w[k, n]``, a local kernel; ``programs`` are those of a persistent one.
+
+    Example::
+
+      kernel = matmul(8192, 4096, 7168, "bfloat16")
+    """
+    config = config or MatmulConfig()
+    return triton_kernel(
+        config.kernel,
+        config.arguments(m, k, n, programs),
+        out_dtypes={"y": out_dtype},
+        reference=functools.partial(_reference, out_dtype=out_dtype),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+def _reference(x: jax.Array, w: jax.Array, *, out_dtype: jax.typing.DTypeLike) -> jax.Array:
+    return jnp.dot(x, w, preferred_element_type=jnp.float32).astype(out_dtype)

@@ -1,0 +1,78 @@
+"""Reduce-scatter over nodes: sums within nodes while sums cross between them, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from syncopate_jax.ir.argument_types import checked
+from syncopate_jax.ir.arguments import origin_text
+from syncopate_jax.ir.comm import DEFAULT_CHANNEL
+from syncopate_jax.ir.plan import Plan
+from syncopate_jax.ir.shards import cut_shards
+from syncopate_jax.plans.hierarchy import Hops, add_reduce, make_nodes
+from syncopate_jax.plans.reducing import reduction, scatter_plan
+from syncopate_jax.registry import templates
+
+NAME = "hierarchical_reduce_scatter"
+
+
+@templates.register(NAME)
+@checked
+def hierarchical_reduce_scatter(
+    num_ranks: int,
+    shape: Sequence[int],
+    *,
+    nodes: Sequence[int] | None = None,
+    reduce: str = "sum",
+    dtype: str = "bfloat16",
+    axis: int = 0,
+    split: int = 1,
+    split_axis: int | None = None,
+    shards: Sequence[int] | None = None,
+    mode: str = "push",
+    produced: bool = True,
+    tensor: str = "y",
+    name: str | None = None,
+    channel: str = DEFAULT_CHANNEL,
+    outer_channel: str | None = None,
+) -> Plan:
+    """Every rank ends with its shard of the sum of a tensor that all ranks hold in full.
+
+    In every node but the owner's, one rank (with nodes of one size, the one at the owner's place)
+    sums the node's partials of a shard and hands the sum to the owner, a piece as soon as it is
+    complete. Meanwhile the owner's own node adds to it directly. Partials of other shards are
+    overwritten on the way.
+
+    Args:
+      shape: extents of the whole tensor, in elements.
+      nodes: ranks of each node, in order; equal ones, as square as can be, if None.
+      reduce: ``sum`` or ``max``.
+      split: pieces a shard, cut along ``split_axis`` (``axis`` if None).
+      shards: extent of each rank's shard, may be 0; as equal as can be if None.
+      mode: ``push`` lists each operation on its source, ``pull`` on its destination.
+      produced: whether the partials come from compute tiles.
+      outer_channel: of the hops between nodes, such as ``nic``; ``channel`` if None.
+
+    Raises:
+      InputError: an argument is out of range, or ``nodes`` do not add up to ``num_ranks``.
+    """
+    where = name or NAME
+    cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis)
+    groups = make_nodes(where, cut.num_ranks, nodes)
+    channels = tuple(dict.fromkeys((channel, outer_channel or channel)))
+    hops = Hops(where, mode, cut)
+    add_reduce(hops, groups, produced)
+    made = hops.transfers(reduction(where, reduce), outer_channel=len(channels) - 1)
+    origin = origin_text(
+        NAME,
+        num_ranks=num_ranks,
+        nodes=groups.sizes,
+        reduce=reduce,
+        axis=axis,
+        split=split,
+        split_axis=split_axis,
+        mode=mode,
+    )
+    return scatter_plan(
+        where, cut, made.columns(), tensor, dtype, reduce, produced, channels, origin
+    )

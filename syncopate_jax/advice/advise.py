@@ -1,0 +1,222 @@
+"""Which tensor-parallel degree, and which plan a layer, the simulator predicts to be best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from syncopate_jax.advice.layers import Layer
+from syncopate_jax.errors import InputError
+from syncopate_jax.ir.arguments import integer
+from syncopate_jax.ir.plan import Plan
+from syncopate_jax.ir.topology import Topology
+from syncopate_jax.ops.blocked import block
+from syncopate_jax.ops.fused import prepare
+from syncopate_jax.ops.prediction import GPU_TILE, predict
+from syncopate_jax.ops.spec import Contraction
+from syncopate_jax.options import Options
+from syncopate_jax.synthesis.subset import subset
+from syncopate_jax.synthesis.synthesize import synthesize
+
+SYNTHESIS = "synthesis"
+TEMPLATES = {
+    "all_gather": ("all_gather_swizzle", "all_gather_ring"),
+    "reduce_scatter": ("reduce_scatter_direct", "reduce_scatter_ring"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The best way found for one layer at one degree.
+
+    Attributes:
+      plan: a template's name, ``synthesis``, or ``none`` for degree 1.
+      split: pieces a shard.
+      seconds: predicted, of the fused operator or, if that is faster, of communication and
+        computation one after the other (``fused`` tells).
+      compute, communication: seconds of each alone.
+    """
+
+    layer: str
+    degree: int
+    plan: str
+    split: int
+    seconds: float
+    fused: bool
+    compute: float
+    communication: float
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Predictions for all layers at all degrees, for groups of ``tokens`` tokens each.
+
+    ``choices`` holds one entry a degree and layer, degrees ascending; ``refused`` says why other
+    plans cannot be used on the topology.
+    """
+
+    topology: str
+    tokens: int
+    choices: tuple[Choice, ...]
+    refused: tuple[str, ...]
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(choice.degree for choice in self.choices))
+
+    def at(self, degree: int) -> tuple[Choice, ...]:
+        """The layers' choices at a degree."""
+        return tuple(choice for choice in self.choices if choice.degree == degree)
+
+    def seconds(self, degree: int) -> float:
+        """Of all layers together."""
+        return sum(choice.seconds for choice in self.at(degree))
+
+    def efficiency(self, degree: int) -> float:
+        """Share of the ranks' computing rate that is left: time on one rank over rank-seconds."""
+        work = sum(choice.compute * degree for choice in self.at(degree))
+        spent = degree * self.seconds(degree)
+        return work / spent if spent else 1.0
+
+    @property
+    def best(self) -> int:
+        """The degree at which the layers take least time together."""
+        return min(self.degrees, key=lambda degree: (self.seconds(degree), degree))
+
+
+def advise(
+    layers: Sequence[Layer],
+    topology: Topology,
+    *,
+    tp_degrees: Sequence[int] | None = None,
+    tokens: int = 8192,
+    dtype: str = "bfloat16",
+    splits: Sequence[int] = (1, 4),
+    progress: Callable[[int, int], None] | None = None,
+) -> Advice:
+    """Predicts every layer at every degree with every plan, and keeps the best plans.
+
+    A degree t uses the topology's first t ranks, which work on ``tokens`` tokens together; the
+    rest of the ranks would hold other groups, which work on other tokens.
+
+    Args:
+      tp_degrees: powers of 2 that divide the number of ranks and every layer's cut, if None.
+      tokens: of one group; must be a multiple of every degree.
+      splits: pieces a shard that are tried.
+
+    Raises:
+      InputError: a degree does not fit the ranks, the tokens or a layer, or no plan can be used.
+    """
+    if not layers:
+        raise InputError("advise: needs at least one layer")
+    integer("advise", "tokens", tokens, 1)
+    degrees = _degrees(layers, topology, tokens, tp_degrees)
+    total, done = len(degrees) * len(layers), 0
+    choices, refused = [], []
+    for degree in degrees:
+        part = subset(topology, range(degree))
+        for layer in layers:
+            choice, reasons = _choose(layer, part, tokens, dtype, splits)
+            choices.append(choice)
+            refused += [reason for reason in reasons if reason not in refused]
+            done += 1
+            if progress:
+                progress(done, total)
+    return Advice(topology.name, tokens, tuple(choices), tuple(refused))
+
+
+def _degrees(
+    layers: Sequence[Layer], topology: Topology, tokens: int, asked: Sequence[int] | None
+) -> tuple[int, ...]:
+    if asked is None:
+        found, degree = [], 1
+        while degree <= topology.num_ranks:
+            shared = (topology.num_ranks, tokens, *(layer.cut for layer in layers))
+            if all(extent % degree == 0 for extent in shared):
+                found.append(degree)
+            degree *= 2
+        return tuple(found)
+    degrees = tuple(sorted({integer("advise", "tp degree", degree, 1) for degree in asked}))
+    if not degrees:
+        raise InputError("advise: tp_degrees is empty, needs at least one")
+    for degree in degrees:
+        if degree > topology.num_ranks:
+            raise InputError(
+                f"advise: degree {degree} needs {degree} ranks, topology {topology.name} has "
+                f"{topology.num_ranks}"
+            )
+        if tokens % degree:
+            raise InputError(f"advise: {tokens} tokens cannot be shared by degree {degree}")
+        for layer in layers:
+            if layer.cut % degree:
+                raise InputError(
+                    f"advise: layer {layer.name} shares {layer.cut} "
+                    f"{'columns' if layer.gathers else 'rows'}, not a multiple of degree {degree}"
+                )
+    return degrees
+
+
+def _choose(
+    layer: Layer, topology: Topology, tokens: int, dtype: str, splits: Sequence[int]
+) -> tuple[Choice, list[str]]:
+    """The best choice for a layer on all ranks of ``topology``, and why others are none."""
+    ranks = topology.num_ranks
+    if ranks == 1:
+        if topology.flops[0] == 0:
+            raise InputError(f"advise: topology {topology.name} gives rank 0 no flops")
+        seconds = float(2 * tokens * layer.k * layer.n / topology.flops[0])
+        return Choice(layer.name, 1, "none", 1, seconds, True, seconds, 0.0), []
+    kind = "all_gather" if layer.gathers else "reduce_scatter"
+    if layer.gathers:
+        spec = Contraction("bmk", "kn", "bmn", kind, "lhs", gather="m")
+        lhs, rhs = (1, tokens // ranks, layer.k), (layer.k, layer.n // ranks)
+    else:
+        spec = Contraction("bmk", "kn", "bmn", kind, "out", scatter="m")
+        lhs, rhs = (1, tokens, layer.k // ranks), (layer.k // ranks, layer.n)
+    found: list[Choice] = []
+    reasons: list[str] = []
+    for name in (*TEMPLATES[kind], SYNTHESIS):
+        for split in splits:
+            plan: str | Plan = name
+            if name == SYNTHESIS:
+                plan = _synthesised(spec, lhs, rhs, topology, dtype, split)
+            try:
+                one = predict(
+                    spec, lhs, rhs, topology, Options(plan=plan, split=split), dtype=dtype
+                )
+            except InputError as error:
+                reasons.append(f"degree {ranks}, {name}: {error}")
+                break
+            fused = one.fused <= one.unfused
+            seconds = one.fused if fused else one.unfused
+            found.append(
+                Choice(
+                    layer.name, ranks, name, split, seconds, fused, one.compute, one.communication
+                )
+            )
+    if not found:
+        listed = "\n".join(f"  {reason}" for reason in reasons)
+        raise InputError(f"advise: no plan serves layer {layer.name} at degree {ranks}:\n{listed}")
+    return min(found, key=lambda choice: choice.seconds), reasons
+
+
+def _synthesised(
+    spec: Contraction,
+    lhs: tuple[int, ...],
+    rhs: tuple[int, ...],
+    topology: Topology,
+    dtype: str,
+    split: int,
+) -> Plan:
+    """The plan made for the topology that does what the operator's usual one does."""
+    given = block(spec, lhs, rhs, topology.num_ranks)
+    layout, _, usual = prepare(spec.kind, given, GPU_TILE, dtype, dtype, Options())
+    return synthesize(
+        spec.kind,
+        topology,
+        usual.tensors[0].shape,
+        dimension=layout.gather if spec.kind == "all_gather" else layout.scatter,
+        dtype=dtype,
+        chunks=split,
+        tensor=usual.tensors[0].name,
+    )

@@ -1,0 +1,196 @@
+"""Launching rewritten Triton kernels: through jax-triton on a GPU, or in a simulator.
+
+Triton and jax-triton are optional: this module imports neither until a kernel is launched.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from syncopate_jax.backends import triton_facts
+from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.kernel.directives_tree import plain_function
+from syncopate_jax.kernel.local import PallasKernel
+from syncopate_jax.triton_source import module
+
+NEEDED = ("triton", "jax_triton")
+HOPPER = 90
+"""Compute capability that is assumed where a program is lowered without a GPU."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launched:
+    """A kernel and how it is launched.
+
+    Attributes:
+      name: of the function in ``path``.
+      given: names of the original kernel's module.
+      arguments: of the parameters that are no arrays; compiled in.
+      grid: programs.
+      zeroed: output that is zero when the launch begins, where it is one.
+      order: parameters of arrays, in order; the last ones are outputs.
+      label: shown in programs and profiles.
+    """
+
+    name: str
+    path: Path
+    given: Mapping[str, Any]
+    arguments: tuple[tuple[str, Any], ...]
+    grid: int
+    num_warps: int
+    num_stages: int
+    zeroed: str
+    order: tuple[str, ...]
+    label: str
+
+    def load(self) -> types.ModuleType:
+        """The module that holds the kernel."""
+        return module.load(self.path, self.given)
+
+
+@runtime_checkable
+class Simulator(Protocol):
+    """Runs a launch of folded ranks without a GPU; see ``interpret_settings``."""
+
+    def run(self, launched: Launched, arrays: dict[str, np.ndarray]) -> None:
+        """Runs all programs on arrays by parameter, in place."""
+        ...
+
+
+def missing() -> str | None:
+    """What must be installed to launch a kernel; None if nothing."""
+    absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if not absent:
+        return None
+    return (
+        f"target 'triton' needs {' and '.join(n.replace('_', '-') for n in absent)}, not installed "
+        f"here; install the extra: pip install 'syncopate-jax[triton]'"
+    )
+
+
+def globals_of(function: Any) -> Mapping[str, Any]:
+    """The names of a kernel's module."""
+    return plain_function(function).__globals__
+
+
+def jax_triton() -> Any:
+    """The module; raises UnsupportedError where it cannot be used, and says why."""
+    if reason := missing():
+        raise UnsupportedError(reason)
+    try:
+        import jax_triton as found
+    except ImportError as error:
+        raise UnsupportedError(
+            f"target 'triton': jax-triton cannot be used here ({error}); it needs JAX's CUDA "
+            f"plugin: pip install 'syncopate-jax[cuda13,triton]'"
+        ) from error
+    triton_facts.complete(found.triton_lib)
+    return found
+
+
+def launch(
+    launched: Launched,
+    inputs: Mapping[str, jax.Array],
+    outputs: Mapping[str, jax.ShapeDtypeStruct],
+) -> dict[str, jax.Array]:
+    """The launch's outputs by parameter."""
+    called = _call(
+        list(inputs.values()),
+        list(outputs.values()),
+        dict(launched.arguments),
+        kernel=getattr(launched.load(), launched.name),
+        grid=(launched.grid,),
+        name=launched.label,
+        num_warps=launched.num_warps,
+        num_stages=launched.num_stages,
+        zeroed_outputs=tuple(i for i, n in enumerate(outputs) if n == launched.zeroed),
+    )
+    return dict(zip(outputs, called, strict=True))
+
+
+def _call(
+    inputs: Sequence[jax.Array],
+    outputs: Sequence[jax.ShapeDtypeStruct],
+    arguments: Mapping[str, Any],
+    **given: Any,
+) -> list[jax.Array]:
+    """``jax_triton.triton_call``, whose results' parameter was renamed in 0.4."""
+    call = jax_triton().triton_call
+    names = inspect.signature(call).parameters
+    given["out_type" if "out_type" in names else "out_shape"] = list(outputs)
+    if jax.default_backend() != "gpu":
+        given["compute_capability"] = HOPPER
+    return list(call(*inputs, **given, **arguments))
+
+
+def run_alone(
+    kernel: PallasKernel, *operands: jax.Array, grid: int | tuple[int, ...]
+) -> list[jax.Array]:
+    """The kernel as it was written, not rewritten, with ``grid`` programs; one array a result.
+
+    Raises:
+      InputError: its results are not its last pointers, as jax-triton wants them.
+    """
+    body = kernel.triton_body
+    wanted = [body.pointers[name] for name in (*kernel.operands, *kernel.results)]
+    found = [name for name in body.source.parameters if name in wanted]
+    if found != wanted:
+        raise InputError(
+            f"kernel {kernel.name}: its pointers are {', '.join(found)}; to run alone it takes "
+            f"{', '.join(wanted)} in this order"
+        )
+    return _call(
+        operands,
+        kernel.out_shape,
+        body.arguments,
+        kernel=body.function,
+        grid=(grid,) if isinstance(grid, int) else grid,
+        name=kernel.name,
+        num_warps=body.num_warps,
+        num_stages=body.num_stages,
+    )
+
+
+def simulate(
+    simulator: Simulator,
+    launched: Launched,
+    inputs: Mapping[str, jax.Array],
+    outputs: Mapping[str, jax.ShapeDtypeStruct],
+) -> dict[str, jax.Array]:
+    """As ``launch``, on the CPU; what no program writes is left undefined, as on a GPU."""
+
+    def run(*arrays: Any) -> list[np.ndarray]:
+        held = dict(zip(inputs, map(np.array, arrays), strict=True))
+        for name, out in outputs.items():
+            held[name] = _undefined(out, zero=name == launched.zeroed)
+        simulator.run(launched, held)
+        return [held[name] for name in outputs]
+
+    found = jax.pure_callback(run, list(outputs.values()), *inputs.values())
+    return dict(zip(outputs, found, strict=True))
+
+
+def _undefined(out: jax.ShapeDtypeStruct, zero: bool) -> np.ndarray:
+    if zero:
+        return np.zeros(out.shape, out.dtype)
+    is_float = jnp.issubdtype(out.dtype, jnp.floating)
+    return np.full(out.shape, np.nan if is_float else -1, out.dtype)
+
+
+def where(axis_names: Sequence[str]) -> jax.Array:
+    """int32 [2]: which group of ranks this device is in, and its rank there."""
+    mesh = jax.sharding.get_abstract_mesh()
+    others = tuple(name for name in mesh.manual_axes if name not in axis_names)
+    group = lax.axis_index(others) if others else 0
+    return jnp.stack([jnp.asarray(i, jnp.int32) for i in (group, lax.axis_index(axis_names))])

@@ -1,0 +1,175 @@
+"""``syncopate import``: plans from another system's file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from syncopate_jax.commands.command import DONE, Command, add_json_flag, print_json
+from syncopate_jax.commands.progress import Progress
+from syncopate_jax.commands.simulate import read_topology
+from syncopate_jax.errors import FormatError, InputError, UnsupportedError
+from syncopate_jax.ir import serial, text
+from syncopate_jax.ir.plan import Plan
+from syncopate_jax.ir.topology import Topology
+from syncopate_jax.passes.expand_collectives import expand_collectives
+from syncopate_jax.registry import importers
+
+if TYPE_CHECKING:
+    from syncopate_jax.importers.program import ImportedProgram, Reader
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("importer", metavar="IMPORTER", nargs="?", help="name of an importer")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="- reads standard input")
+    parser.add_argument("--list", action="store_true", help="list the importers and stop")
+    parser.add_argument("--out", metavar="FOLDER", help="write each plan here")
+    parser.add_argument(
+        "--how",
+        default="direct",
+        metavar="HOW",
+        help="direct: collectives stay whole (the default); template: as transfers; synthesis: as "
+        "transfers made for --topology",
+    )
+    parser.add_argument(
+        "--topology",
+        metavar="T",
+        help="h100, h200, pcie, ring, nodes:AxB, torus:AxB, or a topology's JSON file",
+    )
+    parser.add_argument(
+        "--choose",
+        action="append",
+        default=[],
+        metavar="KIND=TEMPLATE",
+        help="the template of a kind of collective, for --how template; by default the one that "
+        "the file's system uses, if it says so",
+    )
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="json", help="form of the plans"
+    )
+    add_json_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.list:
+        return _list(args.json)
+    if args.importer is None or args.file is None:
+        raise InputError("import: needs IMPORTER and FILE; import --list shows the importers")
+    reader = readers().get(args.importer)
+    if reader is None:
+        known = ", ".join(readers())
+        raise InputError(
+            f"import: no importer of files is called {args.importer!r}; known: {known}"
+        )
+    chosen = dict(_choice(word) for word in args.choose)
+    with Progress(f"import {args.file}"):
+        program = _read(reader, args.file)
+        topology = (
+            None if args.topology is None else read_topology(args.topology, program.num_ranks)
+        )
+        made = _lowered(program, args.how, chosen, topology) if args.out or args.json else []
+    plans = [plan for plan in made if isinstance(plan, Plan)]
+    files = [] if args.out is None else _write(plans, Path(args.out), args.format)
+    if args.json:
+        print_json(_summary(program, made, files))
+        return DONE
+    print(program)
+    for plan, file in zip(plans, files, strict=False):
+        print(f"{file}: {plan.name}, {plan.num_ranks} ranks, {plan.num_ops} operations")
+    for reason in made:
+        if isinstance(reason, str):
+            print(f"no plan: {reason}")
+    return DONE
+
+
+def readers() -> dict[str, Reader]:
+    """Every importer that reads files, by name."""
+    from syncopate_jax.importers.program import Reader  # it imports JAX
+
+    found = {name: importers.get(name) for name in importers.names()}
+    return {name: one for name, one in found.items() if isinstance(one, Reader)}
+
+
+def _list(as_json: bool) -> int:
+    found = {name: reader.reads for name, reader in readers().items()}
+    if as_json:
+        print_json([{"name": name, "reads": reads} for name, reads in found.items()])
+        return DONE
+    width = max(map(len, found), default=0)
+    for name, reads in found.items():
+        print(f"{name:<{width}}  {reads}")
+    return DONE
+
+
+def _choice(word: str) -> tuple[str, str]:
+    kind, equals, template = word.partition("=")
+    if not equals or not template:
+        raise InputError(f"import: --choose {word!r} must be KIND=TEMPLATE")
+    return kind, template
+
+
+def _read(reader: Reader, name: str) -> ImportedProgram:
+    raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    shown = "standard input" if name == "-" else name
+    try:
+        return reader(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{shown}: is not UTF-8 ({error})") from error
+    except FormatError as error:
+        raise FormatError(f"{shown}: {error}") from error
+
+
+def _lowered(
+    program: ImportedProgram, how: str, chosen: dict[str, str], topology: Topology | None
+) -> list[Plan | str]:
+    """The plan of each collective, or why it has none."""
+    made: list[Plan | str] = []
+    for i, collective in enumerate(program.collectives):
+        own = collective.choose if how == "template" else {}
+        try:
+            plan = expand_collectives(collective.plan(), how, {**own, **chosen}, topology)
+        except UnsupportedError as error:
+            made.append(str(error))
+        else:
+            made.append(replace(plan, name=f"{i:03}_{plan.name}"))
+    return made
+
+
+def _write(plans: list[Plan], folder: Path, form: str) -> list[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for plan in plans:
+        path = folder / f"{plan.name}.{'json' if form == 'json' else 'txt'}"
+        written = serial.to_json(plan) if form == "json" else text.to_text(plan)
+        path.write_text(written, encoding="utf-8")
+        files.append(str(path))
+    return files
+
+
+def _summary(
+    program: ImportedProgram, made: list[Plan | str], files: list[str]
+) -> dict[str, object]:
+    return {
+        "program": program.name,
+        "ranks": program.num_ranks,
+        "collectives": [
+            {
+                "name": collective.name,
+                "kind": collective.kind,
+                "operator": collective.operator,
+                "operations": plan.num_ops if isinstance(plan, Plan) else None,
+                "no_plan": None if isinstance(plan, Plan) else plan,
+                "notes": dict(collective.notes),
+            }
+            for collective, plan in zip(program.collectives, made, strict=True)
+        ],
+        "contractions": {name: str(derived) for name, derived in program.contractions},
+        "skipped": dict(program.skipped),
+        "files": files,
+    }
+
+
+COMMAND = Command("import", "plans from another system's file", configure, run)

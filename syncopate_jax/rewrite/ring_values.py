@@ -1,0 +1,289 @@
+"""What the values around a ring are on every rank: parts of arrays, sums of products, blocks.
+
+Straight code and loops of known length are read once for all ranks, loops step by step. What is
+followed is whose data a value holds (``Part``), which products of such parts it is the sum of
+(``Sum``), which of these were written where (``Blocks``), and small integers (``Ints``), from which
+offsets are made. All else is None: nothing is known of it, and nothing that it goes into is
+understood either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from syncopate_jax.rewrite import graph as graphs
+from syncopate_jax.rewrite.graph import Node, Value
+from syncopate_jax.rewrite.steps import CASTS
+
+LONGEST = 64
+"""Steps of the longest loop that is read."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ints:
+    """A scalar: [ranks]."""
+
+    at: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A box of what ``source`` is on some rank.
+
+    Attributes:
+      source: a value of the program.
+      ranks: [ranks] whose it is.
+      starts: [ranks, dims] where the box starts in it.
+      shape: of the box.
+    """
+
+    source: Value
+    ranks: np.ndarray
+    starts: np.ndarray
+    shape: tuple[int, ...]
+
+    def whole(self) -> bool:
+        return self.shape == self.source.aval.shape
+
+    def at_home(self) -> bool:
+        """Whether every rank's is its own."""
+        return bool(np.array_equal(self.ranks, np.arange(len(self.ranks))))
+
+    def moved(self, sender: np.ndarray) -> Part:
+        return replace(self, ranks=self.ranks[sender], starts=self.starts[sender])
+
+    def cut(self, starts: np.ndarray, shape: tuple[int, ...]) -> Part:
+        return replace(self, starts=self.starts + starts, shape=shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Term:
+    """A product of two parts, which ``dot`` computes."""
+
+    dot: Node
+    lhs: Part
+    rhs: Part
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sum:
+    """Products that were added; none of them is zero.
+
+    Attributes:
+      terms: the products.
+      part: the same as a value of the program, on whatever rank that is.
+    """
+
+    terms: tuple[Term, ...] = ()
+    part: Part | None = None
+
+    def moved(self, sender: np.ndarray) -> Sum:
+        terms = [Term(t.dot, t.lhs.moved(sender), t.rhs.moved(sender)) for t in self.terms]
+        return Sum(tuple(terms), self.part and self.part.moved(sender))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Write:
+    """A product written to a box that starts at ``starts`` [ranks, dims]."""
+
+    starts: np.ndarray
+    shape: tuple[int, ...]
+    term: Term
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """An array that products were written into, in order; ``part`` as of a ``Sum``."""
+
+    writes: tuple[Write, ...]
+    part: Part | None = None
+
+
+Known = Ints | Part | Sum | Blocks | None
+
+
+def own(value: Value, ranks: int) -> Part:
+    """A value as each rank has it."""
+    shape = value.aval.shape
+    return Part(value, np.arange(ranks), np.zeros((ranks, len(shape)), np.int64), shape)
+
+
+@dataclass(slots=True)
+class Reader:
+    """Reads the operations of a body for a ring along one mesh axis.
+
+    Attributes:
+      axis: the mesh axis.
+      ranks: its extent.
+      spoilt: the first operation that used what goes around in a way that is not followed.
+    """
+
+    axis: str
+    ranks: int
+    spoilt: Node | None = None
+
+    def results(self, node: Node, args: Sequence[Known]) -> list[Known]:
+        """What is known of an operation's results."""
+        if node.name == "scan":
+            return self._scan(node, args)
+        if node.name == "jit":
+            body = graphs.read(node.params["jaxpr"], inline=True)
+            return self.body(body, args)
+        found = self._result(node, args)
+        if found is None and any(_travels(arg) for arg in args):
+            self.spoilt = self.spoilt or node
+        return [found] + [None] * (len(node.outputs) - 1)
+
+    def body(self, body: graphs.Graph, args: Sequence[Known]) -> list[Known]:
+        """What is known of a body's results; its own values are no sources."""
+        env = dict(zip(body.inputs, args, strict=True))
+        for node in body.nodes:
+            env.update(
+                zip(node.outputs, self.results(node, self.look(node.inputs, env)), strict=True)
+            )
+        return self.look(body.outputs, env)
+
+    def look(self, values: Iterable[Value], env: Mapping[Value, Known]) -> list[Known]:
+        return [env[v] if v in env else self._literal(v) for v in values]
+
+    def _literal(self, value: Value) -> Known:
+        if value.known is None or np.ndim(value.known) or not _is_int(value.aval.dtype):
+            return None
+        return Ints(np.full(self.ranks, value.known))
+
+    def _scan(self, node: Node, args: Sequence[Known]) -> list[Known]:
+        params = node.params
+        length = params["length"]
+        consts, carries = graphs.scan_arguments(node)
+        body = graphs.read(params["jaxpr"], inline=True)
+        if length > LONGEST or not any(x.name == "ppermute" for x in body.nodes):
+            return [None] * len(node.outputs)
+        fixed, carry = list(args[:consts]), list(args[consts : consts + carries])
+        xs = node.inputs[consts + carries :]
+        for step in range(length):
+            at = length - 1 - step if params["reverse"] else step
+            items = [self._item(x, at) for x in xs]
+            carry = self.body(body, [*fixed, *carry, *items])[:carries]
+        return [*carry, *[None] * (len(node.outputs) - carries)]
+
+    def _item(self, value: Value, at: int) -> Known:
+        counted = value.node is not None and value.node.name == "iota"
+        return Ints(np.full(self.ranks, at)) if counted and value.aval.ndim == 1 else None
+
+    def _result(self, node: Node, args: Sequence[Known]) -> Known:
+        name, params, out = node.name, node.params, node.outputs[0].aval
+        if name == "axis_index":
+            return Ints(np.arange(self.ranks)) if params["axis_name"] == self.axis else None
+        if name in CASTS:
+            return args[0]
+        if name == "ppermute" and isinstance(args[0], Part | Sum):
+            sender = _senders(node, self.axis, self.ranks)
+            return None if sender is None else args[0].moved(sender)
+        if name == "broadcast_in_dim":
+            return Sum() if _is_zero(node.inputs[0]) else args[0] if out.shape == () else None
+        if name == "dynamic_slice" and (part := _part(args[0])):
+            starts = self._starts(args[1:], part.shape, params["slice_sizes"])
+            return None if starts is None else part.cut(starts, params["slice_sizes"])
+        if name == "slice" and (part := _part(args[0])) and params["strides"] is None:
+            starts = np.tile(np.array(params["start_indices"]), (self.ranks, 1))
+            return part.cut(starts, out.shape)
+        if name == "dot_general":
+            lhs, rhs = map(_part, args)
+            return Sum((Term(node, lhs, rhs),)) if lhs and rhs else None
+        if name in ("add", "add_any") and all(isinstance(arg, Sum) for arg in args):
+            return Sum(tuple(term for arg in args if isinstance(arg, Sum) for term in arg.terms))
+        if name == "dynamic_update_slice":
+            return self._write(node, args)
+        if out.shape == () and all(isinstance(arg, Ints) for arg in args):
+            return _integers(node, [arg.at for arg in args if isinstance(arg, Ints)])
+        return None
+
+    def _write(self, node: Node, args: Sequence[Known]) -> Known:
+        into, update = args[:2]
+        shape, sizes = node.inputs[0].aval.shape, node.inputs[1].aval.shape
+        starts = self._starts(args[2:], shape, sizes)
+        if starts is None or not isinstance(update, Sum) or len(update.terms) != 1:
+            return None
+        before = into.writes if isinstance(into, Blocks) else ()
+        return Blocks((*before, Write(starts, sizes, update.terms[0])))
+
+    def _starts(
+        self, args: Sequence[Known], shape: Sequence[int], sizes: Sequence[int]
+    ) -> np.ndarray | None:
+        """[ranks, dims], clamped as JAX does."""
+        if not all(isinstance(arg, Ints) for arg in args):
+            return None
+        starts = np.stack([arg.at for arg in args if isinstance(arg, Ints)], -1)
+        return np.clip(starts, 0, np.array(shape) - np.array(sizes))
+
+
+def _part(known: Known) -> Part | None:
+    if isinstance(known, Sum | Blocks):
+        return known.part
+    return known if isinstance(known, Part) else None
+
+
+def _travels(known: Known) -> bool:
+    """Whether it has left its rank, or is made of what has."""
+    if isinstance(known, Part):
+        return not known.at_home()
+    if isinstance(known, Sum):
+        return not all(term.lhs.at_home() and term.rhs.at_home() for term in known.terms)
+    if isinstance(known, Blocks):
+        return any(_travels(Sum((write.term,))) for write in known.writes)
+    return False
+
+
+def _senders(node: Node, axis: str, ranks: int) -> np.ndarray | None:
+    """[ranks] whose data each rank gets; None unless each gets some."""
+    names = node.params["axis_name"]
+    if (names if isinstance(names, str) else tuple(names)) not in (axis, (axis,)):
+        return None
+    found = {dst: src for src, dst in node.params["perm"]}
+    return np.array([found[r] for r in range(ranks)]) if len(found) == ranks else None
+
+
+def _is_zero(value: Value) -> bool:
+    return value.known is not None and np.ndim(value.known) == 0 and not value.known
+
+
+def _is_int(dtype: Any) -> bool:
+    return np.issubdtype(dtype, np.integer) or dtype == np.bool_
+
+
+_INTEGERS: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "neg": np.negative,
+    "max": np.maximum,
+    "min": np.minimum,
+    "rem": np.fmod,
+    "div": lambda x, y: np.trunc(x / y).astype(np.int64),
+    "sign": np.sign,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "not": np.invert,
+    "select_n": lambda which, *cases: np.choose(which.astype(np.int64), cases),
+    "convert_element_type": lambda x: x,
+    "clamp": lambda low, x, high: np.clip(x, low, high),
+    "squeeze": lambda x: x,
+    "reshape": lambda x: x,
+}
+
+
+def _integers(node: Node, args: Sequence[np.ndarray]) -> Known:
+    compute = _INTEGERS.get(node.name)
+    if compute is None or not args or not _is_int(node.outputs[0].aval.dtype):
+        return None
+    return Ints(np.asarray(compute(*args)))

@@ -1,0 +1,387 @@
+"""One attempt at a request: chunks of some number a shard, sent in some style, as a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from syncopate_jax.ir.chunk import Box
+from syncopate_jax.ir.comm import DEFAULT_CHANNEL, REDUCTIONS
+from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
+from syncopate_jax.ir.shards import cut_boxes
+from syncopate_jax.ir.transfers import Transfers, join_transfers
+from syncopate_jax.synthesis.assemble import (
+    Chunks,
+    exchanging,
+    gathering,
+    keeping,
+    one_shot,
+    reducing,
+    run_backwards,
+    summing,
+)
+from syncopate_jax.synthesis.chain import chain_links
+from syncopate_jax.synthesis.dispatch import Blocks, deliver
+from syncopate_jax.synthesis.matching import Sends, Style, spread
+from syncopate_jax.synthesis.request import Request
+
+Array = np.ndarray
+
+RELAY = "relay"
+"""The tensor in which blocks of an all-to-all rest on ranks that hand them on."""
+
+# Dependencies of an all-reduce beyond which its owners do not start from what they have added up.
+_MOST_DEPENDENCIES = 300_000
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """An attempt.
+
+    Attributes:
+      seconds: what it takes by the synthesiser's own clock.
+      transfers: number of its transfers.
+      builds: each makes a plan; they differ in what the clock does not tell.
+    """
+
+    seconds: float
+    transfers: int
+    builds: tuple[Callable[[], Plan], ...]
+
+
+def draft(request: Request, pieces: int, style: Style) -> Draft:
+    """The attempt with ``pieces`` chunks a shard (or block) in ``style``."""
+    makers = {
+        "all_gather": _gather,
+        "broadcast": _gather,
+        "reduce_scatter": _reduce_scatter,
+        "all_reduce": _all_reduce,
+        "all_to_all": _all_to_all if request.after is None else _resharding,
+    }
+    return makers[request.kind](request, pieces, style)
+
+
+def _shard_chunks(request: Request, pieces: int) -> Chunks:
+    """The pieces of every shard that are not empty."""
+    shards = request.shards
+    lo, hi = cut_boxes(shards.lo[:, 0], shards.hi[:, 0], shards.axis, pieces)
+    heads = request.members
+    if request.kind == "broadcast":
+        heads = (request.root,)
+    owner = np.repeat(np.array(heads), lo.shape[1])
+    return _filled(lo.reshape(-1, lo.shape[-1]), hi.reshape(-1, hi.shape[-1]), owner)
+
+
+def _filled(lo: Array, hi: Array, owner: Array) -> Chunks:
+    some = np.all(hi > lo, axis=1)
+    return Chunks(lo[some], hi[some], owner[some])
+
+
+def _bytes(request: Request, chunks: Chunks) -> list[int]:
+    found: list[int] = (np.prod(chunks.hi - chunks.lo, axis=1) * request.itemsize).tolist()
+    return found
+
+
+def _gather(request: Request, pieces: int, style: Style) -> Draft:
+    chunks = _shard_chunks(request, pieces)
+    size = _bytes(request, chunks)
+    net, pull = request.network, request.pull
+    links = chain_links(net, request.root) if style.chain else None
+    used = net if links is None else net.only(links)
+    sends = spread(used, chunks.owner.tolist(), size, replace(style, pull=pull))
+    if links is not None:
+        sends = replace(sends, link=links[sends.link])
+
+    def build() -> Plan:
+        made = gathering(net, sends, chunks, pull=pull, produced=request.produced)
+        boxes = request.shards.boxes()
+        heads = request.members if request.kind == "all_gather" else (request.root,)
+        return _plan(
+            request,
+            pieces,
+            (Tensor(request.tensor, request.shards.shape, request.dtype),),
+            [
+                Region(r, request.tensor, b, request.produced)
+                for r, b in zip(heads, boxes, strict=True)
+            ],
+            [Goal(r, request.tensor, request.shards.full) for r in request.members],
+            made,
+        )
+
+    return Draft(sends.seconds, len(sends.chunk), (build,))
+
+
+def _reduce_scatter(request: Request, pieces: int, style: Style) -> Draft:
+    chunks = _shard_chunks(request, pieces)
+    sends = _merging(request, chunks, style)
+
+    def build() -> Plan:
+        goals = [
+            Goal(r, request.tensor, box, ranks=request.members, reduce=_reduction(request))
+            for r, box in zip(request.members, request.shards.boxes(), strict=True)
+        ]
+        tensors = (Tensor(request.tensor, request.shards.shape, request.dtype, True),)
+        made = _reductions(request, sends, chunks)
+        return _plan(request, pieces, tensors, _partials(request), goals, made)
+
+    return Draft(sends.seconds, len(sends.chunk), (build,))
+
+
+def _merging(request: Request, chunks: Chunks, style: Style) -> Sends:
+    """Chunks spread over the reversed network, run backwards: partials meet at their owners.
+
+    What a rank receives it then sends, so its receiver's queue becomes its sender's.
+    """
+    back = request.network.reversed()
+    size = _bytes(request, chunks)
+    sends = spread(back, chunks.owner.tolist(), size, replace(style, pull=not request.pull))
+    return run_backwards(request.network, sends, np.array(size, np.float64), request.pull)
+
+
+def _reductions(request: Request, sends: Sends, chunks: Chunks) -> Transfers:
+    return reducing(
+        request.network,
+        sends,
+        chunks,
+        pull=request.pull,
+        reduce=request.reduce,
+        produced=request.produced,
+    )
+
+
+def _reduction(request: Request) -> str:
+    return REDUCTIONS[request.reduce]
+
+
+def _partials(request: Request) -> list[Region]:
+    """Every member holds a partial result of the whole tensor."""
+    full, produced = request.shards.full, request.produced
+    return [Region(r, request.tensor, full, produced) for r in request.members]
+
+
+def _all_reduce(request: Request, pieces: int, style: Style) -> Draft:
+    chunks = _shard_chunks(request, pieces)
+    down = _merging(request, chunks, style)
+    up = spread(
+        request.network,
+        chunks.owner.tolist(),
+        _bytes(request, chunks),
+        replace(style, pull=request.pull),
+    )
+
+    def build(manner: str) -> Plan:
+        channels, copying = _with_copies(request)
+        made = summing(
+            _reductions(request, down, chunks),
+            keeping(chunks, copying, produced=request.produced),
+            gathering(
+                request.network, up, chunks, pull=request.pull, tensor=1,
+                produced=request.produced and manner != "step",
+            ),
+            np.where(up.parent < 0, up.chunk, -1),
+            manner,
+        )  # fmt: skip
+        return _all_reduced(request, pieces, made, channels)
+
+    builds: list[Callable[[], Plan]] = [partial(build, "step")]
+    into = np.bincount(down.chunk[down.parent < 0], minlength=len(chunks.owner))
+    out = np.bincount(up.chunk[up.parent < 0], minlength=len(chunks.owner))
+    if int((into * out).sum()) < _MOST_DEPENDENCIES:
+        builds += [partial(build, "early"), partial(build, "late")]
+    transfers = len(down.chunk) + len(chunks.owner) + len(up.chunk)
+    return Draft(down.seconds + up.seconds, transfers, tuple(builds))
+
+
+def _all_reduced(request: Request, pieces: int, made: Transfers, channels: tuple[str, ...]) -> Plan:
+    shape, full = request.shards.shape, request.shards.full
+    tensors = (
+        Tensor(request.tensor, shape, request.dtype, True),
+        Tensor(request.out, shape, request.dtype),
+    )
+    how = _reduction(request)
+    goals = [
+        Goal(r, request.out, full, request.tensor, ranks=request.members, reduce=how)
+        for r in request.members
+    ]
+    return _plan(request, pieces, tensors, _partials(request), goals, made, channels)
+
+
+def one_shot_draft(request: Request, limit: float) -> Draft | None:
+    """An all-reduce in one hop, for small tensors.
+
+    None where a fastest path has several hops, or it would surely take over ``limit`` seconds.
+    """
+    net, members, full = request.network, np.array(request.members), request.shards.full
+    if full.size == 0 or len(members) < 2:
+        return None
+    fastest = sum(
+        float(net.bandwidth[net.channel == channel].max(initial=0.0))
+        for channel in range(len(net.channels))
+    )
+    if (len(members) - 1) * full.size * request.itemsize / fastest > limit:
+        return None
+    place, into = (side.reshape(-1) for side in np.indices((len(members),) * 2))
+    place, into = place[place != into], into[place != into]
+    lo, hi = np.zeros((len(place), full.ndim), np.int64), np.tile(full.hi, (len(place), 1))
+    sends = _delivered(request, Chunks(lo, hi, members[place]), members[into])
+    if np.any(sends.parent >= 0):
+        return None
+    count = len(members)
+
+    def build() -> Plan:
+        channels, copying = _with_copies(request)
+        made = one_shot(
+            net,
+            replace(sends, chunk=place[sends.chunk]),
+            Chunks(lo[:count], hi[:count], members),
+            pull=request.pull,
+            reduce=request.reduce,
+            copying=copying,
+            produced=request.produced,
+        )
+        return _all_reduced(request, 1, made, channels)
+
+    return Draft(sends.seconds, len(sends.chunk), (build,))
+
+
+def _all_to_all(request: Request, pieces: int, style: Style) -> Draft:
+    """Between members, block d of member s becomes block s of member d."""
+    sent, members = request.sent, np.array(request.members)
+    shape, axis = request.shards.shape, request.shards.axis
+    place, into = (side.reshape(-1) for side in np.indices(sent.shape))
+    lo = np.zeros((*sent.shape, len(shape)), np.int64)
+    hi = np.broadcast_to(np.array(shape, np.int64), lo.shape).copy()
+    hi[..., axis] = np.cumsum(sent, axis=1)
+    lo[..., axis] = hi[..., axis] - sent
+    shift = np.zeros_like(lo)
+    shift[..., axis] = np.cumsum(sent, axis=0) - sent - lo[..., axis]
+    low, high, far = (side.reshape(-1, len(shape)) for side in (lo, hi, shift))
+    filled = np.all(high > low, axis=1)
+    goals = [
+        Goal(d, request.out, Box(tuple(a + f), tuple(b + f)), request.tensor, tuple(a), (s,))
+        for s, d, a, b, f in zip(
+            members[place][filled].tolist(),
+            members[into][filled].tolist(),
+            low[filled],
+            high[filled],
+            far[filled],
+            strict=True,
+        )
+    ]
+    lo, hi = cut_boxes(low, high, axis, pieces)
+    parts = lo.shape[1]
+    block = np.repeat(np.arange(len(place)), parts)
+    lo, hi = lo.reshape(-1, len(shape)), hi.reshape(-1, len(shape))
+    some = np.all(hi > lo, axis=1)
+    block, lo, hi = block[some], lo[some], hi[some]
+    stays = place[block] == into[block]
+    moving = Chunks(lo[~stays], hi[~stays], members[place[block[~stays]]])
+    target = members[into[block[~stays]]]
+    sends = _delivered(request, moving, target, style.seed)
+
+    def build() -> Plan:
+        channels, copying = _with_copies(request) if stays.any() else (request.network.channels, 0)
+        made, extent = exchanging(
+            request.network, sends, moving, target, moving.lo + far[block[~stays]], axis,
+            pull=request.pull, produced=request.produced,
+        )  # fmt: skip
+        own = Chunks(lo[stays], hi[stays], members[place[block[stays]]])
+        kept = keeping(own, copying, dst_lo=own.lo + far[block[stays]], produced=request.produced)
+        # What tiles produce is best sent first; what is there already is best copied first.
+        order = [made, kept] if request.produced else [kept, made]
+        received = (*shape[:axis], int(sent.sum(0).max(initial=0)), *shape[axis + 1 :])
+        resting = (*shape[:axis], extent, *shape[axis + 1 :])
+        tensors = [
+            Tensor(request.tensor, shape, request.dtype, True),
+            Tensor(request.out, received, request.dtype, True),
+        ]
+        if extent:
+            tensors.append(Tensor(RELAY, resting, request.dtype, True))
+        full = request.shards.full
+        regions = [
+            Region(r, request.tensor, full.with_axis(axis, 0, total), request.produced)
+            for r, total in zip(request.members, sent.sum(1).tolist(), strict=True)
+        ]
+        return _plan(
+            request, pieces, tuple(tensors), regions, goals, join_transfers(order), channels
+        )
+
+    return Draft(sends.seconds, len(sends.chunk) + int(stays.sum()), (build,))
+
+
+def _resharding(request: Request, pieces: int, style: Style) -> Draft:
+    """Shards along one axis become shards along another; blocks keep their coordinates."""
+    before, after, members = request.shards, request.after, np.array(request.members)
+    assert after is not None
+    place, into = (side.reshape(-1) for side in np.indices((len(members),) * 2))
+    lo = np.maximum(before.lo[place, 0], after.lo[into, 0])
+    hi = np.minimum(before.hi[place, 0], after.hi[into, 0])
+    moves = (place != into) & np.all(hi > lo, axis=1)
+    lo, hi = cut_boxes(lo[moves], hi[moves], after.axis, pieces)
+    parts = lo.shape[1]
+    owner, target = (np.repeat(members[side[moves]], parts) for side in (place, into))
+    lo, hi = lo.reshape(-1, lo.shape[-1]), hi.reshape(-1, hi.shape[-1])
+    some = np.all(hi > lo, axis=1)
+    chunks = Chunks(lo[some], hi[some], owner[some])
+    sends = _delivered(request, chunks, target[some], style.seed)
+
+    def build() -> Plan:
+        made = gathering(
+            request.network, sends, chunks, pull=request.pull, produced=request.produced
+        )
+        boxes = zip(request.members, before.boxes(), strict=True)
+        return _plan(
+            request,
+            pieces,
+            (Tensor(request.tensor, before.shape, request.dtype),),
+            [Region(r, request.tensor, box, request.produced) for r, box in boxes],
+            [
+                Goal(r, request.tensor, b)
+                for r, b in zip(request.members, after.boxes(), strict=True)
+            ],
+            made,
+        )
+
+    return Draft(sends.seconds, len(sends.chunk), (build,))
+
+
+def _delivered(request: Request, chunks: Chunks, target: Array, seed: int | None = None) -> Sends:
+    """Every chunk brought to its ``target`` [chunks]; ``seed``: in which order paths are chosen."""
+    size = np.array(_bytes(request, chunks), np.float64)
+    order = np.argsort((target - chunks.owner) % request.topology.num_ranks, kind="stable")
+    if seed is not None:
+        order = np.random.default_rng(seed).permutation(len(order))
+    blocks = Blocks(chunks.owner[order], target[order], size[order])
+    sends = deliver(request.network, blocks, request.pull)
+    return replace(sends, chunk=order[sends.chunk])
+
+
+def _with_copies(request: Request) -> tuple[tuple[str, ...], int]:
+    """The plan's channels with the one for copies within a rank, and its index."""
+    name = request.network.copying_channel(request.where)
+    channels = tuple(dict.fromkeys((*request.network.channels, name)))
+    return channels, channels.index(name)
+
+
+def _plan(
+    request: Request,
+    pieces: int,
+    tensors: tuple[Tensor, ...],
+    initial: list[Region],
+    goals: list[Goal],
+    made: Transfers,
+    channels: tuple[str, ...] = (),
+) -> Plan:
+    return Plan(
+        name=request.where,
+        num_ranks=request.topology.num_ranks,
+        tensors=tensors,
+        initial=tuple(sorted(region for region in initial if region.box.size)),
+        goals=tuple(sorted(goal for goal in goals if goal.box.size)),
+        columns=made.columns(),
+        channels=channels or request.network.channels or (DEFAULT_CHANNEL,),
+        origins=(request.origin(pieces),),
+    )

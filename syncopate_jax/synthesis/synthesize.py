@@ -1,0 +1,160 @@
+"""Makes a plan for a topology: attempts of several sizes and styles, of which the best is kept.
+
+Attempts are ranked by the synthesiser's own clock; the best few are then simulated, with queues and
+ports contended for, beside templates that the topology can carry, and the fastest is the plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from syncopate_jax.check.simulate import simulate
+from syncopate_jax.ir.arguments import integer
+from syncopate_jax.ir.plan import Plan
+from syncopate_jax.ir.topology import Topology
+from syncopate_jax.synthesis.bound import Bound
+from syncopate_jax.synthesis.draft import Draft, draft, one_shot_draft
+from syncopate_jax.synthesis.known import known_plans
+from syncopate_jax.synthesis.matching import Style
+from syncopate_jax.synthesis.request import Request, make_request
+
+# Chunks a shard that are tried, as long as attempts get better with more of them.
+_PIECES = (1, 2, 4, 8, 16)
+# One tensor for all is cut finely, so that many ranks pass it on at once.
+_BROADCAST_PIECES = (1, 32, 256, 512)
+# Transfers of all attempts together beyond which no further one is begun.
+_BUDGET, _BROADCAST_BUDGET = 60_000, 80_000
+# An attempt this near the bound needs no better one.
+_NEAR = 1.01
+# Attempts that are simulated, if they are small, or anyway.
+_FINAL, _SMALL = {True: 4, False: 2}, 4000
+# Ranks up to which templates are simulated too.
+_KNOWN = 64
+# Deadlines that slow links are given, as multiples of the bound.
+_DEADLINES = (1.0, 1.05, math.inf)
+
+
+def synthesize(
+    kind: str,
+    topology: Topology,
+    shape: Sequence[int],
+    *,
+    group: Sequence[int] | None = None,
+    dimension: int = 0,
+    sizes: Sequence[Any] | None = None,
+    to_dimension: int | None = None,
+    sizes_to: Sequence[int] | None = None,
+    root: int | None = None,
+    reduce: str = "sum",
+    dtype: str = "bfloat16",
+    chunks: int | None = None,
+    tries: int = 2,
+    seed: int = 0,
+    one_shot: bool = True,
+    channels: Sequence[str] | None = None,
+    mode: str = "push",
+    produced: bool | None = None,
+    tensor: str | None = None,
+    out: str | None = None,
+    name: str | None = None,
+) -> Plan:
+    """A plan of ``kind`` for ``topology``; the same arguments give the same plan.
+
+    Data is laid out as by the templates: an all-gather or a broadcast fills the shared tensor
+    ``x``; a reduce-scatter leaves each member's shard of ``y`` in place; an all-reduce sums ``y``
+    into ``out``; an all-to-all sends blocks of ``send`` to ``recv`` or, with ``to_dimension``,
+    moves the sharding of the shared ``x`` from one dimension to the other. Ranks outside the group
+    take part only where the group's own links do not join it.
+
+    Args:
+      kind: one of ``comm.COLLECTIVES``.
+      shape: extents of the whole tensor (an all-to-all's without ``to_dimension``: of what each
+        member sends), in elements.
+      group: the ranks of ``topology`` that take part, in order; all if None.
+      dimension: along which shards or blocks are cut.
+      sizes: extent of each member's shard along ``dimension``; of an all-to-all's blocks, by
+        destination, or a row a source. As equal as can be if None.
+      to_dimension, sizes_to: of an all-to-all that changes the sharded dimension.
+      root: of a broadcast; the group's first rank if None.
+      chunks: pieces a shard (or block); tried out if None.
+      tries: attempts with random ties, beside the one with none.
+      seed: of random ties.
+      one_shot: whether members of an all-reduce may add whole partials to each other's sums, which
+        is fastest for small tensors; not where sums are to replace partials.
+      channels: names of the channels used; if None, all but ``host``, or with it where the group
+        is not joined without.
+      mode: ``push`` lists transfers on their senders, ``pull`` on their receivers.
+      produced: whether compute tiles produce the data; only for reductions if None.
+      tensor, out: names of the tensors.
+
+    Raises:
+      InputError: an argument is out of range, or ranks cannot reach each other; it names them.
+    """
+    request = make_request(
+        kind, topology, shape, group=group, dimension=dimension, sizes=sizes,
+        to_dimension=to_dimension, sizes_to=sizes_to, root=root, reduce=reduce, dtype=dtype,
+        channels=channels, mode=mode, produced=produced, tensor=tensor, out=out, name=name,
+    )  # fmt: skip
+    counts = None if chunks is None else (integer(request.where, "chunks", chunks, 1),)
+    return _best(request, counts, integer(request.where, "tries", tries, 0), seed, one_shot)
+
+
+def bound(kind: str, topology: Topology, shape: Sequence[int], **arguments: Any) -> Bound:
+    """What no plan for these arguments of ``synthesize`` (those of the data) can beat."""
+    return make_request(kind, topology, shape, **arguments).bound()
+
+
+def _best(
+    request: Request, counts: tuple[int, ...] | None, tries: int, seed: int, one_shot: bool
+) -> Plan:
+    least = request.bound().seconds
+    usual = _BROADCAST_PIECES if request.kind == "broadcast" else _PIECES
+    found = list(_attempts(request, counts or usual, tries, seed, least))
+    if request.kind == "all_reduce" and counts is None and one_shot:
+        small = one_shot_draft(request, min(one.seconds for one in found))
+        found += [] if small is None else [small]
+    found.sort(key=lambda one: one.seconds)
+    plans = [
+        build() for one in found[: _FINAL[found[0].transfers < _SMALL]] for build in one.builds
+    ]
+    if counts is None and len(request.members) <= _KNOWN and found[0].seconds > _NEAR * least:
+        plans += known_plans(request)
+    if len(plans) == 1:
+        return plans[0]
+    return min(plans, key=lambda plan: simulate(plan, request.topology).makespan)
+
+
+def _attempts(
+    request: Request, counts: tuple[int, ...], tries: int, seed: int, least: float
+) -> Iterator[Draft]:
+    """Attempts with more and more pieces, until these do not pay or the budget is spent."""
+    best, spent, worse = math.inf, 0, 0
+    budget = _BROADCAST_BUDGET if request.kind == "broadcast" else _BUDGET
+    for pieces in counts:
+        fastest = math.inf
+        for style in _styles(request, tries, seed, least):
+            one = draft(request, pieces, style)
+            yield one
+            fastest = min(fastest, one.seconds)
+            spent += one.transfers
+            if fastest <= _NEAR * least or spent > budget:
+                break
+        worse = worse + 1 if fastest >= best else 0
+        best = min(best, fastest)
+        if worse == 2 or best <= _NEAR * least or spent * 2 > budget:
+            return
+
+
+def _styles(request: Request, tries: int, seed: int, least: float) -> Iterator[Style]:
+    if request.kind == "all_to_all":
+        yield from (Style(one) for one in (None, *range(seed, seed + tries)))
+        return
+    if request.kind == "broadcast":
+        yield Style(chain=True)
+    slow = len(request.network.src) and request.network.levels().max() > 0
+    for one in (None, *range(seed, seed + tries)):
+        deadlines = _DEADLINES if slow else (math.inf,)
+        for deadline in deadlines[-2:] if request.kind == "broadcast" else deadlines:
+            yield Style(one, deadline * least / (2 if request.kind == "all_reduce" else 1))

@@ -1,0 +1,1 @@
+"""Rewriting of annotated Triton kernels, source to source, on their syntax trees."""

@@ -1,0 +1,125 @@
+"""What rewritten kernels call on the device: table entries, waits, signals, copies, addresses.
+
+Imported by rewritten kernels only, so that the package does not need Triton.
+"""
+
+# The names of constants are types to Triton, so that annotations cannot be strings.
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def entry(table_ptr, at, MULTIPLE: tl.constexpr):
+    """An entry of this rank's row, known to be a multiple of ``MULTIPLE``."""
+    return tl.multiple_of(tl.load(table_ptr + at), MULTIPLE)
+
+
+@triton.jit
+def wait(counter_ptr, count):
+    """Returns, to all threads, once the counter has reached ``count``: a system-scope acquire."""
+    while tl.atomic_add(counter_ptr, 0, sem="acquire", scope="sys") < count:
+        pass
+
+
+@triton.jit
+def fence():
+    """Orders what was waited for before loads through tensor descriptors, by the copy unit."""
+    tl.inline_asm_elementwise(
+        "fence.proxy.async.global; mov.u32 $0, 0;", "=r", [], tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def signal(counter_ptr):
+    """Raises a counter by one, once all threads have stored: a system-scope release."""
+    tl.debug_barrier()
+    tl.atomic_add(counter_ptr, 1, sem="release", scope="sys")
+
+
+@triton.jit
+def wait_all(table_ptr, counters_ptr, point, STARTS: tl.constexpr, ROWS: tl.constexpr):
+    """Waits for every (slot, count) of a point."""
+    for row in range(tl.load(table_ptr + STARTS + point), tl.load(table_ptr + STARTS + point + 1)):
+        slot = tl.load(table_ptr + ROWS + 2 * row)
+        wait(counters_ptr + slot, tl.load(table_ptr + ROWS + 2 * row + 1))
+
+
+@triton.jit
+def wait_run(table_ptr, counters_ptr, point, run, STARTS: tl.constexpr, ROWS: tl.constexpr):
+    """Waits for every (run, slot, count) of a point that is for this run."""
+    for row in range(tl.load(table_ptr + STARTS + point), tl.load(table_ptr + STARTS + point + 1)):
+        if tl.load(table_ptr + ROWS + 3 * row) == run:
+            slot = tl.load(table_ptr + ROWS + 3 * row + 1)
+            wait(counters_ptr + slot, tl.load(table_ptr + ROWS + 3 * row + 2))
+
+
+@triton.jit
+def signal_all(
+    table_ptr,
+    counters_ptr,
+    peers_ptr,
+    point,
+    STARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    RANKS: tl.constexpr,
+    FOLDED: tl.constexpr,
+):
+    """Raises every (rank, slot) of a point; ``counters_ptr`` points to rank 0's where folded."""
+    for row in range(tl.load(table_ptr + STARTS + point), tl.load(table_ptr + STARTS + point + 1)):
+        rank = tl.load(table_ptr + ROWS + 2 * row)
+        slot = tl.load(table_ptr + ROWS + 2 * row + 1)
+        signal(at_rank(counters_ptr, peers_ptr, rank, 0, SLOTS, RANKS, FOLDED) + slot)
+
+
+@triton.jit
+def at_rank(
+    first_ptr,
+    peers_ptr,
+    rank,
+    NUMBER: tl.constexpr,
+    SIZE: tl.constexpr,
+    RANKS: tl.constexpr,
+    FOLDED: tl.constexpr,
+):
+    """The array of a rank: a part of one array where ranks are folded, else at its address."""
+    if FOLDED:
+        return first_ptr + tl.cast(rank, tl.int64) * SIZE
+    else:
+        addresses_ptr = peers_ptr.to(tl.pointer_type(tl.int64))  # which JAX holds as two halves
+        address = tl.load(addresses_ptr + NUMBER * RANKS + rank)
+        return tl.multiple_of(address, 16).to(first_ptr.dtype)
+
+
+@triton.jit
+def pick(is_other, other_ptr, own_ptr):
+    """One of two pointers."""
+    return tl.where(is_other != 0, other_ptr, own_ptr)
+
+
+@triton.jit
+def apart(ptr, from_ptr, ITEM: tl.constexpr):
+    """How many elements of ``ITEM`` bytes lie between two arrays that start at 16 bytes each."""
+    between = ptr.to(tl.int64, bitcast=True) - from_ptr.to(tl.int64, bitcast=True)
+    return tl.multiple_of(between // ITEM, 16 // ITEM)
+
+
+@triton.jit
+def copy(
+    src_ptr,
+    dst_ptr,
+    first,
+    stride,
+    SRC_PITCH: tl.constexpr,
+    DST_PITCH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    PIECE: tl.constexpr,
+):
+    """Pieces ``first``, ``first + stride``, … of ``ROWS`` rows of ``WIDTH`` elements."""
+    a_row: tl.constexpr = (WIDTH + PIECE - 1) // PIECE
+    for piece in range(first, ROWS * a_row, stride):
+        row = piece // a_row
+        offsets = (piece - row * a_row) * PIECE + tl.arange(0, PIECE)
+        value = tl.load(src_ptr + row * SRC_PITCH + offsets, mask=offsets < WIDTH)
+        tl.store(dst_ptr + row * DST_PITCH + offsets, value, mask=offsets < WIDTH)

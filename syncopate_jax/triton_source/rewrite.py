@@ -1,0 +1,543 @@
+"""The rewriter: an annotated kernel and a scheme become the source of a fused kernel.
+
+The user's statements are printed as they were written; what the scheme adds stands between them.
+See docs/triton.md for a kernel before and after.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.kernel.directives_tree import Annotated, assigned, used
+from syncopate_jax.triton_source import pointers
+from syncopate_jax.triton_source.scheme import Array, Columns, Lists, Read, Scheme, Spot
+from syncopate_jax.triton_source.text import Text, fitted, indented, renamed
+
+SUFFIX = "_fused"
+VERSION = 1
+"""Raised when the same kernel and scheme give another text than before."""
+ADDED = (
+    "addend", "addend_ptr", "channel", "counters_ptr", "dst_ptr", "first_position", "own_counters",
+    "peers_ptr", "place", "position", "program", "rank", "run", "run_first", "run_last", "share",
+    "shares", "src_ptr", "sync", "table_ptr", "transfer",
+)  # fmt: skip
+ADDED_ENDS = ("_here", "_spot", "_rank", "_shift", "_start")
+"""Names that a rewritten kernel adds; a kernel that has one already is refused."""
+
+
+def rewrite(source: Annotated, scheme: Scheme) -> str:
+    """The fused kernel, as the text of a module.
+
+    Raises:
+      UnsupportedError: the kernel's text does not show what the scheme needs; names the line.
+    """
+    return _Writer(source, scheme).module()
+
+
+@dataclass
+class _Writer:
+    """Writes one kernel; ``names`` are the module's constants."""
+
+    source: Annotated
+    scheme: Scheme
+    text: Text = field(init=False)
+    taken: set[str] = field(init=False)
+    constants: dict[str, int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.text = Text.of(self.source.source)
+        function = self.source.function
+        self.taken = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
+        self.taken |= set(self.source.parameters) | {self.source.name}
+        added = {name + end for name in self.taken for end in ADDED_ENDS}
+        clash = sorted(self.taken & {*ADDED, *added, *(a.name for a in self.extra)})
+        if clash:
+            raise self._unsupported(
+                function, f"the name {clash[0]} is one that the rewritten kernel uses; rename it"
+            )
+
+    @property
+    def extra(self) -> list[Array]:
+        """The arrays that are no parameters of the kernel."""
+        return [a for a in self.scheme.arrays if a.name not in self.source.parameters]
+
+    def _unsupported(self, node: ast.AST, text: str) -> UnsupportedError:
+        line = node.lineno + self.source.first_line - 1  # type: ignore[attr-defined]
+        return UnsupportedError(f"{self.source.file}:{line}: {text}")
+
+    def _check_hoisted(self) -> None:
+        """An address that is made before the tiles cannot follow where a tile's data is."""
+        picked = [r.pointer for r in self.scheme.reads]
+        picked += [self.scheme.write.pointer] if self.scheme.write else []
+        uses = used(self.source.tile)
+        for pointer in picked:
+            names = pointers.addresses(self._before(), pointer) - {pointer}
+            for name in sorted(names & set(uses)):
+                line = uses[name] + self.source.first_line - 1
+                raise UnsupportedError(
+                    f"{self.source.file}:{line}: {name} is made of {pointer} before the loop over "
+                    f"tiles, but where a tile's data lies is known in the loop: make it there"
+                )
+
+    def module(self) -> str:
+        """Header, constants and kernel."""
+        self._check_hoisted()
+        body = indented(self._body())
+        head = self._header()
+        lines = [*self._signature(), *body]
+        return "\n".join([*head, *(part for line in lines for part in fitted(line))]) + "\n"
+
+    def _header(self) -> list[str]:
+        source = self.source
+        where = source.file.replace("\\", "/").rsplit("/", 1)[-1]
+        lines = [
+            f'"""Kernel {source.name} of {where}, fused: {self.scheme.title}.',
+            "",
+            f"Made by syncopate_jax (rewriter {VERSION}) by the kernel's directives; not to be "
+            "edited.",
+            '"""',
+            "",
+            "import triton",
+            "import triton.language as tl",
+            "",
+            "from syncopate_jax.triton_source import device as sync",
+            "",
+        ]
+        lines += [f"{n}: tl.constexpr = tl.constexpr({v!r})" for n, v in self.constants.items()]
+        return [*lines, "", ""]
+
+    def _signature(self) -> list[str]:
+        source, given = self.source, {a.pointer for a in self.source.accesses}
+        rest = [p for p in source.parameters if p not in given]
+        lines = ["@triton.jit", f"def {source.name}{SUFFIX}("]
+        lines += indented([f"{name}," for name in self.scheme.parameters])
+        return [*lines, *indented([f"{name}: tl.constexpr," for name in rest]), "):"]
+
+    # --- constants of the module ---------------------------------------------------------------
+
+    def constant(self, name: str, value: int) -> str:
+        """The name of a constant of the module."""
+        while name in self.taken:
+            name += "_"
+        self.constants[name] = value
+        return name
+
+    def entry(self, name: str, columns: Columns, row: str, column: int) -> str:
+        """An expression for one entry of a row."""
+        multiple = columns.multiples[column]
+        if multiple == 0:
+            return "0"
+        offset = self.constant(name, columns.offset)
+        width = len(columns.multiples)
+        at = f"{offset} + {row}" if width == 1 else f"{offset} + {width} * {row}"
+        at += f" + {column}" if column else ""
+        return f"sync.entry(table_ptr, {at}, {multiple})"
+
+    def lists(self, name: str, lists: Lists) -> tuple[str, str]:
+        """Constants: where the lists of a kind start, and their rows."""
+        return self.constant(name, lists.starts), self.constant(f"{name}_ROWS", lists.rows.offset)
+
+    # --- phases --------------------------------------------------------------------------------
+
+    def _body(self) -> list[str]:
+        source, scheme = self.source, self.scheme
+        docstring = source.function.body[:1] if ast.get_docstring(source.function) else []
+        lines = [*self.text.statements(docstring), *self._place()]
+        if scheme.transfers:
+            lines += self._communicate()
+        lines += self.text.statements(self._before())
+        lines += self._loop()
+        lines += indented([*self._tile_start(), *self._tile_body(), *self._tile_end()])
+        if source.loop is not None:
+            after = source.function.body[source.function.body.index(source.loop) + 1 :]
+            lines += self.text.statements(after)
+        return lines
+
+    def _before(self) -> Sequence[ast.stmt]:
+        """The kernel's statements ahead of its tiles."""
+        body = self.source.function.body
+        first = 1 if ast.get_docstring(self.source.function) else 0
+        if self.source.loop is not None:
+            return body[first : body.index(self.source.loop)]
+        return body[first : self.source.dispatch.start]
+
+    def _place(self) -> list[str]:
+        """Which rank and program this is, and the rank's own part of every array."""
+        scheme = self.scheme
+        programs = self.constant("PROGRAMS", scheme.programs)
+        self.constant("TILES", scheme.tiles)
+        self.constant("WORKERS", scheme.workers)
+        self.constant("RANKS", scheme.ranks)
+        self.constant("FOLDED", int(scheme.folded))
+        self.constant("SLOTS", scheme.slots)
+        if not scheme.folded:
+            return ["program = tl.program_id(0)", *self._own_counters()]
+        lines = [
+            f"rank = tl.program_id(0) // {programs}",
+            f"program = tl.program_id(0) % {programs}",
+            f"table_ptr += rank * {self.constant('TABLE', scheme.table)}",
+            *self._own_counters(),
+        ]
+        for array in scheme.arrays:
+            if self._base(array) != array.name:
+                lines.append(f"{self._base(array)} = {array.name}")
+            if array.size:
+                size = self.constant(f"{array.name.removesuffix('_ptr').upper()}_SIZE", array.size)
+                lines.append(f"{array.name} += tl.cast(rank, tl.int64) * {size}")
+        return lines
+
+    def _own_counters(self) -> list[str]:
+        return [f"own_counters = counters_ptr{' + rank * SLOTS' if self.scheme.folded else ''}"]
+
+    def _base(self, array: Array) -> str:
+        """The name under which rank 0's part stays known, where peers' parts are computed."""
+        far = {spot.array for spot in self._spots() if spot.peer}
+        moves = self.scheme.transfers.moves if self.scheme.transfers else ()
+        far |= {move.src if move.pull else move.dst for move in moves}
+        return f"{array.name}_0" if self.scheme.folded and array.name in far else array.name
+
+    def _spots(self) -> list[Spot]:
+        found = [spot for read in self.scheme.reads for spot in read.spots]
+        return found + list(self.scheme.write.spots if self.scheme.write else ())
+
+    def _far(self, name: str, rank: str) -> str:
+        """An expression for the array of another rank."""
+        (array,) = (a for a in self.scheme.arrays if a.name == name)
+        size = array.size if self.scheme.folded else 0
+        given = f"{self._base(array)}, peers_ptr, {rank}, {array.number}, {size}, RANKS, FOLDED"
+        return f"sync.at_rank({given})"
+
+    def _communicate(self) -> list[str]:
+        """What the first programs of a rank do instead of computing."""
+        transfers = self.scheme.transfers
+        assert transfers is not None
+        count = self.constant("COMMUNICATING", transfers.programs)
+        lines = ["# Programs that only communicate.", f"if program < {count}:"]
+        inner = []
+        channel, share, shares = "0", "program", count
+        if transfers.channels > 1:
+            ports = self.constant("CHANNELS", transfers.channels)
+            inner += [
+                f"channel = program % {ports}",
+                f"share = program // {ports}",
+                f"shares = ({count} - channel + {ports} - 1) // {ports}",
+            ]
+            channel, share, shares = "channel", "share", "shares"
+        begins = self.constant("BEGINS", transfers.begins)
+        first, last = (f"tl.load(table_ptr + {begins} + {channel}{x})" for x in ("", " + 1"))
+        inner.append(f"for transfer in range({first}, {last}):")
+        inner += indented(self._operation(share, shares))
+        return [*lines, *indented(inner)]
+
+    def _operation(self, share: str, shares: str) -> list[str]:
+        transfers = self.scheme.transfers
+        assert transfers is not None
+        lines = self._wait("OP_WAITS", transfers.waits, "transfer")
+        kind = self.entry("OPS", transfers.ops, "transfer", 0)
+        far = self.entry("OPS", transfers.ops, "transfer", 1)
+        piece = self.constant("PIECE", transfers.piece)
+        for number, move in enumerate(transfers.moves):
+            ends = {"src": move.src, "dst": move.dst}
+            ends["src" if move.pull else "dst"] = self._far(
+                move.src if move.pull else move.dst, far
+            )
+            copy = [
+                f"src_ptr = {ends['src']} + {self.entry('OPS', transfers.ops, 'transfer', 2)}",
+                f"dst_ptr = {ends['dst']} + {self.entry('OPS', transfers.ops, 'transfer', 3)}",
+            ]
+            for b in move.blocks:
+                given = f"src_ptr + {b.src_at}, dst_ptr + {b.dst_at}, {share}, {shares}"
+                sizes = f"{b.src_pitch}, {b.dst_pitch}, {b.width}, {b.rows}, {piece}"
+                copy.append(f"sync.copy({given}, {sizes})")
+            if len(transfers.moves) > 1:
+                copy = [f"if {kind} == {number}:", *indented(copy)]
+            lines += copy
+        return [*lines, *self._signal("OP_SIGNALS", transfers.signals, "transfer")]
+
+    def _loop(self) -> list[str]:
+        """The header of the loop over this program's tiles."""
+        loop, first = self.source.loop, "program"
+        lines = []
+        if self.scheme.transfers:
+            lines = [
+                "first_position = tl.where(program < COMMUNICATING, TILES, program - COMMUNICATING)"
+            ]
+            first = "first_position"
+        bounds = f"{first}, TILES, WORKERS"
+        if loop is None:
+            return [*lines, f"for position in range({bounds}):"]
+        call = loop.iter
+        assert isinstance(call, ast.Call)
+        # Warps that only load would not wait: the wait is the computing ones'.
+        kept = [k for k in call.keywords if k.arg != "warp_specialize"]
+        extra = "".join(f", {ast.unparse(keyword)}" for keyword in kept)
+        return [*lines, f"for position in {ast.unparse(call.func)}({bounds}{extra}):"]
+
+    # --- a tile --------------------------------------------------------------------------------
+
+    def _tile_start(self) -> list[str]:
+        """Its index along each axis, its waits, and where its operands are."""
+        lines = []
+        for number, (_, variable) in enumerate(self.source.variables):
+            lines.append(
+                f"{variable} = {self.entry('ORDER', self.scheme.order, 'position', number)}"
+            )
+        lines += self._wait("WAITS", self.scheme.waits, "position")
+        for read in self.scheme.reads:
+            if not read.by_run:
+                lines += self._find(read, "position")
+        for name in self._reset():
+            lines.append(f"{name}_here = {name}")
+        return lines
+
+    def _reset(self) -> list[str]:
+        """Names that a tile changes and expects as they were before the first tile."""
+        if self.source.loop is not None:
+            return []
+        before = assigned(self._before()) | set(self.source.parameters)
+        picked = {read.pointer for read in self.scheme.reads if not read.by_run}
+        return sorted((assigned(self.source.tile) & before) - picked - self._mapped)
+
+    @property
+    def _mapped(self) -> set[str]:
+        return {variable for _, variable in self.source.variables}
+
+    def _names(self) -> dict[str, str]:
+        """New names of what a tile calls by the kernel's."""
+        names = {name: f"{name}_here" for name in self._reset()}
+        return names | {r.pointer: f"{r.pointer}_here" for r in self.scheme.reads if not r.by_run}
+
+    def _find(self, read: Read, row: str) -> list[str]:
+        """Points ``<pointer>_here`` to where the operand's data is."""
+        stem = read.pointer.removesuffix("_ptr")
+        name = f"{read.pointer}_here"
+        return self._place_of(name, stem, read.spots, f"READ_{stem.upper()}", read.where, row)
+
+    def _place_of(
+        self,
+        name: str,
+        stem: str,
+        spots: Sequence[Spot],
+        label: str,
+        where: Columns,
+        row: str,
+    ) -> list[str]:
+        """Points ``name`` to the spot that a row of the table names."""
+        spot, rank, shift = (self.entry(label, where, row, c) for c in range(3))
+        lines = []
+        if len(spots) > 1:
+            lines.append(f"{stem}_spot = {spot}")
+        if any(one.peer for one in spots):
+            lines.append(f"{stem}_rank = {rank}")
+        found = self._pointer(spots, f"{stem}_spot", f"{stem}_rank")
+        if shift == "0":
+            return [*lines, f"{name} = {found}"]
+        return [*lines, f"{stem}_shift = {shift}", f"{name} = {found} + {stem}_shift"]
+
+    def _pointer(self, spots: Sequence[Spot], spot: str, rank: str) -> str:
+        """An expression for the array of a spot that a table names."""
+        found = [self._far(s.array, rank) if s.peer else s.array for s in spots]
+        expression = found[0]
+        for number, other in enumerate(found[1:], 1):
+            chosen = spot if len(found) == 2 else f"{spot} == {number}"
+            expression = f"sync.pick({chosen}, {other}, {expression})"
+        return expression
+
+    def _tile_body(self) -> list[str]:
+        source, names = self.source, self._names()
+        tile, lines = list(source.tile), []
+        region, epilogue = source.dispatch, source.epilogue
+        start = region.start if source.loop is None else 0
+        at = start
+        while at < len(tile):
+            if at == region.start:
+                lines += self.text.statements(source.kept, names)
+                at = region.stop
+            elif epilogue is not None and at == epilogue.start:
+                lines += self._epilogue(names)
+                at = epilogue.stop
+            elif self.scheme.runs and source.reduction and tile[at] is source.reduction.loop:
+                lines += self._reduction(tile[start:at], names)
+                at += 1
+            else:
+                stop = self._plain_until(at, tile)
+                lines += self.text.statements(tile[at:stop], names)
+                at = stop
+        return lines
+
+    def _plain_until(self, at: int, tile: list[ast.stmt]) -> int:
+        marks = [self.source.dispatch.start, len(tile)]
+        if self.source.epilogue is not None:
+            marks.append(self.source.epilogue.start)
+        if self.source.reduction is not None:
+            marks.append(tile.index(self.source.reduction.loop))
+            marks.append(tile.index(self.source.reduction.loop) + 1)
+        return min(mark for mark in marks if mark > at)
+
+    def _tile_end(self) -> list[str]:
+        return self._signal("SIGNALS", self.scheme.signals, "position")
+
+    def _wait(self, name: str, lists: Lists | None, point: str) -> list[str]:
+        if lists is None:
+            return []
+        starts, rows = self.lists(name, lists)
+        return [f"sync.wait_all(table_ptr, own_counters, {point}, {starts}, {rows})", *self._fence]
+
+    @property
+    def _fence(self) -> list[str]:
+        """What a wait is followed by where the copy unit loads."""
+        calls = [n for n in ast.walk(self.source.function) if isinstance(n, ast.Call)]
+        described = any(ast.unparse(n.func) == "tl.make_tensor_descriptor" for n in calls)
+        return ["sync.fence()"] if described else []
+
+    def _signal(self, name: str, lists: Lists | None, point: str) -> list[str]:
+        if lists is None:
+            return []
+        starts, rows = self.lists(name, lists)
+        first = f"table_ptr, counters_ptr, peers_ptr, {point}, {starts}, {rows}"
+        return [f"sync.signal_all({first}, SLOTS, RANKS, FOLDED)"]
+
+    # --- the reduction loop --------------------------------------------------------------------
+
+    def _reduction(self, before: Sequence[ast.stmt], names: dict[str, str]) -> list[str]:
+        """The loop as a loop over runs of steps, each behind its waits."""
+        runs, reduction = self.scheme.runs, self.source.reduction
+        assert runs is not None and reduction is not None
+        loop = reduction.loop
+        before = [s for s in before if s not in self.source.dispatch.inside]
+        inner = []
+        count = self.constant("RUNS", runs.count)
+        if runs.waits is not None:
+            starts, rows = self.lists("RUN_WAITS", runs.waits)
+            given = f"table_ptr, own_counters, position, run, {starts}, {rows}"
+            inner += [f"sync.wait_run({given})", *self._fence]
+        first, last = (self.entry("RUN_BOUNDS", runs.bounds, "run", c) for c in (0, 1))
+        inner += [f"run_first = {first}", f"run_last = {last}"]
+        lines, moved = [], dict(names)
+        shifts: dict[str, str] = {}
+        for read in self.scheme.reads:
+            if read.by_run:
+                row = f"(position * {count} + run)" if read.by_tile else "run"
+                inner += self._find(read, row)
+                shifts |= self._shifts(read, before, moved)
+        steps = {step.name: step.amount for step in pointers.advances(loop)}
+        carried = pointers.carried(loop, before, self.source.parameters)
+        for name in sorted(carried & steps.keys()):
+            lines.append(f"{name}_start = {names.get(name, name)}")
+            shift = f" + {shifts.pop(name)}" if name in shifts else ""
+            amount = f"run_first * ({steps[name]})"
+            inner.append(f"{names.get(name, name)} = {name}_start + {amount}{shift}")
+        for name, shift in shifts.items():
+            if name in carried:
+                raise self._unsupported(
+                    loop,
+                    f"the loop changes the address {name} by other than a constant amount, and "
+                    f"its data lies in several places; compute it from {reduction.variable}",
+                )
+            inner.append(f"{name}_here = {name} + {shift}")
+            moved[name] = f"{name}_here"
+        header = self._run_header()
+        body = indented(self.text.statements(loop.body, moved))
+        inner += [header, *body]
+        return [*lines, f"for run in range({count}):", *indented(inner)]
+
+    def _run_header(self) -> str:
+        reduction = self.source.reduction
+        assert reduction is not None and isinstance(reduction.loop.iter, ast.Call)
+        call = reduction.loop.iter
+        step, end = reduction.step, reduction.end
+        bounds = f"run_first, tl.minimum(run_last, {end})"
+        if step != "1":
+            bounds = f"run_first * ({step}), tl.minimum(run_last * ({step}), {end}), {step}"
+        extra = "".join(f", {ast.unparse(keyword)}" for keyword in call.keywords)
+        name = "tl.range" if ast.unparse(call.func) == "tl.static_range" else ast.unparse(call.func)
+        return f"for {reduction.variable} in {name}({bounds}{extra}):"
+
+    def _shifts(
+        self, read: Read, before: Sequence[ast.stmt], moved: dict[str, str]
+    ) -> dict[str, str]:
+        """How far addresses that were computed before the loop must be moved, by name."""
+        loop = self.source.reduction.loop if self.source.reduction else None
+        assert loop is not None
+        inside = used(loop.body)
+        known = pointers.addresses(before, read.pointer)
+        own, here = read.pointer, f"{read.pointer}_here"
+        if own in inside:
+            moved[own] = here
+        shift = f"sync.apart({here}, {own}, {own}.dtype.element_ty.primitive_bitwidth // 8)"
+        return {name: shift for name in sorted(known - {own}) if name in inside}
+
+    # --- the epilogue --------------------------------------------------------------------------
+
+    def _epilogue(self, names: dict[str, str]) -> list[str]:
+        """Partial results are added, then the tile is stored at every place it goes."""
+        region, write = self.source.epilogue, self.scheme.write
+        assert region is not None
+        lines = self._wait("EPILOGUE_WAITS", self.scheme.epilogue_waits, "position")
+        lines += self._addends(names)
+        if write is None:
+            return lines + self.text.statements(region.inside, names)
+        here = f"{write.pointer}_here"
+        body = self.text.statements(region.inside, names | {write.pointer: here})
+        starts, _ = self.lists("STORES", write.where)
+        row = f"tl.load(table_ptr + {starts} + position)"
+        if write.single:
+            return [*lines, f"place = {row}", *self._store_place(here, "place"), *body]
+        last = f"tl.load(table_ptr + {starts} + position + 1)"
+        inner = [*self._store_place(here, "place"), *body]
+        return [*lines, f"for place in range({row}, {last}):", *indented(inner)]
+
+    def _store_place(self, here: str, row: str) -> list[str]:
+        write = self.scheme.write
+        assert write is not None
+        stem = write.pointer.removesuffix("_ptr")
+        return self._place_of(here, stem, write.spots, "STORES_ROWS", write.where.rows, row)
+
+    def _addends(self, names: dict[str, str]) -> list[str]:
+        """The loop that adds partial results to the accumulator, with the store's own addresses."""
+        addends, region = self.scheme.addends, self.source.epilogue
+        if addends is None:
+            return []
+        assert region is not None
+        written = next(a.pointer for a in self.source.accesses if a.write)
+        known = pointers.addresses(region.inside, written)
+        stores = [
+            node
+            for statement in region.inside
+            for node in ast.walk(statement)
+            if isinstance(node, ast.Call)
+            and ast.unparse(node.func) == "tl.store"
+            and set(used([node.args[0]])) & known
+        ]
+        if len(stores) != 1:
+            raise self._unsupported(
+                region.inside[0],
+                f"partial results are added where the epilogue stores {written} once, it stores "
+                f"{len(stores)} times",
+            )
+        store = stores[0]
+        masks = [k.value for k in store.keywords if k.arg == "mask"] + store.args[2:3]
+        slice_ = pointers.needed_for([store.args[0], *masks], list(region.inside))
+        there = names | {written: "addend_ptr"}
+        where, mask = (
+            [ast.unparse(renamed(node, there)) for node in nodes]
+            for nodes in ([store.args[0]], masks)
+        )
+        given = f"{where[0]}, mask={mask[0]}, other=0.0" if mask else where[0]
+        accumulator = names.get(self.source.accumulator, self.source.accumulator)
+        starts, _ = self.lists("ADDENDS", addends.where)
+        shift = self.entry("ADDENDS_ROWS", addends.where.rows, "addend", 0)
+        bounds = (
+            f"tl.load(table_ptr + {starts} + position), "
+            f"tl.load(table_ptr + {starts} + position + 1)"
+        )
+        inner = [f"addend_ptr = {addends.array} + {shift}"]
+        inner += self.text.statements([s for s in slice_ if store not in ast.walk(s)], there)
+        inner.append(f"{accumulator} += tl.load({given}).to({accumulator}.dtype)")
+        return [f"for addend in range({bounds}):", *indented(inner)]
+
+
+__all__ = ["SUFFIX", "VERSION", "rewrite"]

@@ -1,0 +1,111 @@
+"""A kernel's text and its syntax tree: statements printed as they were written, names exchanged."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from syncopate_jax.kernel.directives import PREFIX
+
+INDENT = "    "
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Lines of a source whose nodes count lines from 1."""
+
+    lines: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: str) -> Text:
+        return cls(tuple(source.splitlines()))
+
+    def statements(
+        self, block: Sequence[ast.stmt], names: Mapping[str, str] | None = None
+    ) -> list[str]:
+        """The lines of neighbouring statements, at no indentation, comments above them included."""
+        found: list[str] = []
+        for number, statement in enumerate(block):
+            above = block[number - 1].end_lineno if number else statement.lineno - 1
+            found += self._comments(above or 0, statement)
+            found += self._statement(statement, names or {})
+        return found
+
+    def _comments(self, above: int, statement: ast.stmt) -> list[str]:
+        """Comment lines between two statements, directives left out."""
+        between = [line.strip() for line in self.lines[above : statement.lineno - 1]]
+        return [x for x in between if x.startswith("#") and not _is_directive(x)]
+
+    def _statement(self, statement: ast.stmt, names: Mapping[str, str]) -> list[str]:
+        first, last = statement.lineno - 1, statement.end_lineno or statement.lineno
+        before = self.lines[first].encode()[: statement.col_offset].decode()
+        after = self.lines[last - 1].encode()[statement.end_col_offset or 0 :].decode()
+        if before.strip() or (after.strip() and not after.strip().startswith("#")):
+            return ast.unparse(renamed(statement, names)).splitlines()
+        lines = [line.encode() for line in self.lines[first:last]]
+        for node in _names_backwards(statement, names):
+            at, line = node.lineno - 1 - first, lines[node.lineno - 1 - first]
+            lines[at] = (
+                line[: node.col_offset] + names[node.id].encode() + line[node.end_col_offset :]
+            )
+        text = [line.decode() for line in lines]
+        kept = [line for line in text if not _is_directive(line.strip())]
+        return textwrap.dedent("\n".join(kept)).splitlines()
+
+
+def renamed[T: ast.AST](node: T, names: Mapping[str, str]) -> T:
+    """A copy of the tree with names exchanged."""
+    found = copy.deepcopy(node)
+    for inner in ast.walk(found):
+        if isinstance(inner, ast.Name):
+            inner.id = names.get(inner.id, inner.id)
+    return found
+
+
+def indented(lines: Iterable[str], depth: int = 1) -> list[str]:
+    """Lines moved to the right by ``depth`` levels."""
+    return [INDENT * depth + line if line.strip() else "" for line in lines]
+
+
+def _names_backwards(statement: ast.stmt, names: Mapping[str, str]) -> list[ast.Name]:
+    """Nodes to rename, last in the text first, so that places of the others stay true."""
+    nodes = [n for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id in names]
+    return sorted(nodes, key=lambda n: (n.lineno, n.col_offset), reverse=True)
+
+
+def _is_directive(line: str) -> bool:
+    return line.startswith("#") and line.removeprefix("#").strip().startswith(PREFIX)
+
+
+def fitted(line: str, width: int = 100) -> list[str]:
+    """A line as several that are no wider than ``width``, where its outermost call can be split."""
+    text = line.strip()
+    indent = line[: len(line) - len(line.lstrip())]
+    call = None if len(line) <= width else _outermost_call(text)
+    if call is None:
+        return [line]
+    given = [*call.args, *call.keywords]
+    parts = [ast.get_source_segment(text, part) or ast.unparse(part) for part in given]
+    start = text.encode()[: call.func.end_col_offset].decode() + "("
+    end = ")" + text.encode()[call.end_col_offset :].decode()
+    joined = f"{indent}{INDENT}{', '.join(parts)}"
+    if len(joined) <= width:
+        return [indent + start, joined, indent + end]
+    inner = [found for part in parts for found in fitted(f"{indent}{INDENT}{part},", width)]
+    return [indent + start, *inner, indent + end]
+
+
+def _outermost_call(text: str) -> ast.Call | None:
+    """The widest call with arguments in a statement, a loop's header or an argument."""
+    for form in (text, text + " pass", text.removesuffix(",")):
+        try:
+            tree = ast.parse(form)
+        except SyntaxError:
+            continue
+        calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and (n.args or n.keywords)]
+        one_line = [n for n in calls if n.lineno == n.end_lineno == 1]
+        return max(one_line, key=lambda n: (n.end_col_offset or 0) - n.col_offset, default=None)
+    return None

@@ -1,0 +1,120 @@
+"""Advice: layers of known models, the best degree and plan, the table and the picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from syncopate_jax.advice import curve
+from syncopate_jax.advice.advise import Advice, Choice, advise
+from syncopate_jax.advice.layers import MODELS, Layer, model_layers
+from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.ir import presets
+from syncopate_jax.ir.topology import Topology
+from tests.synthesis.topologies import of_links
+
+IN, OUT = Layer("in", 512, 1024, True), Layer("out", 512, 512, False)
+
+
+def choices(degree: int, *seconds: float) -> list[Choice]:
+    return [
+        Choice(f"l{i}", degree, "ring", 1, s, True, 1.0 / degree, 0.1)
+        for i, s in enumerate(seconds)
+    ]
+
+
+def test_layers_of_models() -> None:
+    qkv, attention, up, down = model_layers("llama3-70b")
+    assert (qkv.k, qkv.n, qkv.cut) == (8192, 10240, 10240)
+    assert (attention.k, attention.n, attention.cut) == (8192, 8192, 8192)
+    assert (up.n, down.k, down.cut) == (2 * 28672, 28672, 28672)
+    assert sorted(MODELS) == ["llama3-405b", "llama3-70b", "llama3-8b", "qwen2-72b"]
+    with pytest.raises(InputError, match="no model is called 'gpt'; known: llama3-405b, llama3-7"):
+        model_layers("gpt")
+    with pytest.raises(InputError, match="layer odd: n must be in 1"):
+        Layer("odd", 4, 0, True)
+
+
+def test_the_best_degree_takes_least_time() -> None:
+    advice = Advice(
+        "t", 64, (*choices(1, 1.0, 1.0), *choices(2, 0.5, 0.7), *choices(4, 0.7, 0.6)), ()
+    )
+    assert advice.degrees == (1, 2, 4)
+    assert advice.best == 2 and advice.seconds(2) == 1.2
+    assert advice.efficiency(1) == 1.0
+    assert advice.efficiency(2) == pytest.approx(2.0 / 2.4)
+
+
+def test_predicts_layers_at_all_degrees_that_fit() -> None:
+    seen: list[tuple[int, int]] = []
+    advice = advise(
+        (IN, OUT), presets.h200_nvlink(4), tokens=512, splits=(1,),
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    assert advice.degrees == (1, 2, 4)
+    assert seen == [(i + 1, 6) for i in range(6)]
+    for degree in (2, 4):
+        gather, scatter = advice.at(degree)
+        assert gather.plan in ("all_gather_swizzle", "all_gather_ring", "synthesis")
+        assert scatter.plan in ("reduce_scatter_direct", "reduce_scatter_ring", "synthesis")
+        assert gather.compute == pytest.approx(advice.at(1)[0].compute / degree)
+        # So little is computed that it is not worth sharing.
+        assert gather.seconds > advice.at(1)[0].seconds
+    assert advice.best == 1
+
+
+def test_templates_that_lack_links_are_left_out() -> None:
+    advice = advise((OUT,), presets.nodes(2, 2), tp_degrees=(4,), tokens=512, splits=(1,))
+    (choice,) = advice.choices
+    assert choice.plan == "synthesis"
+    assert len(advice.refused) == 2
+    assert advice.refused[0].startswith("degree 4, reduce_scatter_direct: simulate")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"layers": ()}, "needs at least one layer"),
+        ({"tokens": 0}, "tokens must be in 1"),
+        ({"tp_degrees": ()}, "tp_degrees is empty"),
+        ({"tp_degrees": (0,)}, "tp degree must be in 1"),
+        ({"tp_degrees": (8,)}, "degree 8 needs 8 ranks, topology h200_nvlink has 4"),
+        ({"tp_degrees": (3,)}, "512 tokens cannot be shared by degree 3"),
+        ({"tp_degrees": (3,), "tokens": 513}, "layer in shares 1024 columns, not a multiple of de"),
+        ({"tp_degrees": (3,), "tokens": 3, "layers": (OUT,)}, "layer out shares 512 rows, not"),
+    ],
+)
+def test_refuses(arguments: dict[str, object], message: str) -> None:
+    given: dict[str, object] = {"layers": (IN, OUT), "tokens": 512, **arguments}
+    with pytest.raises(InputError, match=message):
+        advise(given.pop("layers"), presets.h200_nvlink(4), **given)  # type: ignore[arg-type]
+
+
+def test_refuses_topologies_without_rates_or_ways() -> None:
+    idle = Topology("idle", 2, presets.ring(2).channels)
+    with pytest.raises(InputError, match="topology idle gives rank 0 no flops"):
+        advise((IN,), idle, tokens=512)
+    apart = of_links("apart", 2, {(0, 1): 1e9})
+    with pytest.raises(InputError, match="rank 1 cannot reach rank 0"):
+        advise((IN,), apart, tp_degrees=(2,), tokens=512)
+
+
+def test_table_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advice = Advice("t", 64, (*choices(1, 1.0, 1.0), *choices(2, 0.5, 0.7)), ())
+    text = curve.table(advice)
+    assert "2  l1     ring  " in text and "700000.0" in text
+    assert "degree   2:  1200000.0 us   83% of the ranks' rate" in text
+    assert text.endswith("  <- best")
+    pytest.importorskip("matplotlib")
+    for name in ("a.svg", "a.png"):
+        curve.draw(advice, tmp_path / name)
+    assert "tensor-parallel degree" in (tmp_path / "a.svg").read_text()
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(InputError, match=r"needs a name that ends in \.svg or \.png"):
+        curve.draw(advice, tmp_path / "a.pdf")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        UnsupportedError, match=r"needs matplotlib: pip install 'syncopate-jax\[viz"
+    ):
+        curve.check_picture("a.svg")

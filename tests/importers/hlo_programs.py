@@ -1,0 +1,96 @@
+"""Programs for eight devices, as JAX prints them: partitioned HLO and StableHLO.
+
+Model code is that of ``tests/rewrite/models.py``, on a mesh of two data-parallel groups of four.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tests.rewrite import models
+
+
+@functools.cache
+def mesh() -> jax.sharding.Mesh:
+    return jax.make_mesh((2, 4), ("d", "t"), (AxisType.Auto,) * 2)
+
+
+def sharded(fn: Callable[..., Any], specs: Any, out: Any) -> Callable[..., Any]:
+    return jax.shard_map(fn, mesh=mesh(), in_specs=specs, out_specs=out, check_vma=False)
+
+
+def megatron() -> tuple[Any, ...]:
+    fn = sharded(models.megatron_block, (models.MEGATRON, P("t", "d")), P("t", "d"))
+    return fn, models.megatron_params(16, 4, 8), jnp.ones((8, 2, 16))
+
+
+def fsdp() -> tuple[Any, ...]:
+    fn = sharded(models.fsdp_mlp, (models.FSDP, P(("d", "t"))), P(("d", "t")))
+    return fn, models.fsdp_params(16, 32), jnp.ones((16, 16))
+
+
+def ulysses() -> tuple[Any, ...]:
+    fn = sharded(models.ulysses_attention, (models.ULYSSES, P("t", "d")), P("t", "d"))
+    return fn, models.ulysses_params(16, 4), jnp.ones((8, 2, 16))
+
+
+def ring() -> tuple[Any, ...]:
+    """Keys and values around the ring, weights gathered, in a scan."""
+    fn = sharded(models.ring_attention, (models.RING, P("t", "d")), P("t", "d"))
+    params = models.megatron_params(16, 4, 8)
+    return fn, {k: params[k if k != "ln" else "ln1"] for k in models.RING}, jnp.ones((8, 2, 16))
+
+
+def experts() -> tuple[Any, ...]:
+    """Tokens to the experts' devices and back, each expert a product."""
+
+    def layer(x: jax.Array, w: jax.Array) -> jax.Array:  # x [experts, tokens, hidden]
+        x = lax.all_to_all(x, "t", split_axis=0, concat_axis=1, tiled=True)
+        y = jax.nn.relu(jnp.einsum("ekh,ehf->ekf", x, w))
+        return lax.all_to_all(y, "t", split_axis=1, concat_axis=0, tiled=True)
+
+    fn = sharded(layer, (P(None, ("d", "t")), P("t")), P(None, ("d", "t")))
+    return fn, jnp.ones((4, 16, 8)), jnp.ones((4, 8, 12))
+
+
+def reductions() -> tuple[Any, ...]:
+    def loss(x: jax.Array, w: jax.Array) -> Any:
+        y = lax.psum(x @ w, "t")
+        return lax.pmax(jnp.max(y), ("d", "t")), lax.psum(y, "d"), lax.pmin(y, "d")
+
+    return sharded(loss, (P("d", "t"), P("t")), (P(), P(), P())), jnp.ones((4, 8)), jnp.ones((8, 6))
+
+
+def partitioned() -> tuple[Any, ...]:
+    """No shard_map: the partitioner finds the collectives."""
+
+    def keep(x: jax.Array, *spec: Any) -> jax.Array:
+        return lax.with_sharding_constraint(x, NamedSharding(mesh(), P(*spec)))
+
+    def mlp(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        h = jax.nn.gelu(keep(keep(x, "d", "t") @ keep(w, None, "t"), "d", "t"))
+        return keep(keep(h, "d", "t") @ keep(v, "t"), "d")
+
+    return mlp, jnp.ones((4, 8)), jnp.ones((8, 16)), jnp.ones((16, 12))
+
+
+PROGRAMS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "megatron": megatron, "fsdp": fsdp, "ulysses": ulysses, "ring": ring, "experts": experts,
+    "reductions": reductions, "partitioned": partitioned,
+}  # fmt: skip
+
+
+@functools.cache
+def texts(name: str) -> tuple[str, str]:
+    """HLO and StableHLO of the program called ``name``, compiled by the JAX installed."""
+    fn, *args = PROGRAMS[name]()
+    lowered = jax.jit(fn).lower(*args)
+    return lowered.compile().as_text(), lowered.as_text()

@@ -1,0 +1,134 @@
+"""Imported collectives: what they refuse, and what their plans are."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from syncopate_jax.errors import InputError
+from syncopate_jax.importers.program import ImportedCollective, ImportedProgram
+from syncopate_jax.ir import presets
+from syncopate_jax.ir.comm import OpDep
+from syncopate_jax.ir.topology import Topology
+from syncopate_jax.passes.expand_collectives import expand_collectives
+from tests.importers.exchanges import assert_plan_right, assert_right
+
+PAIRS = ((0, 1), (2, 3))
+RING = (((0, 1), (1, 2), (2, 3), (3, 0)),) * 3
+
+
+def make(**changes: Any) -> ImportedCollective:
+    given: dict[str, Any] = {
+        "name": "c", "kind": "all_reduce", "num_ranks": 4, "groups": PAIRS, "shape": (4, 6),
+        "dtype": "float32", "reduce": "sum",
+    }  # fmt: skip
+    return ImportedCollective(**(given | changes))
+
+
+GATHER = {"kind": "all_gather", "reduce": "none", "concat_axis": 0}
+WHOLE = ((0, 1, 2, 3),)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"groups": ((0, 1, 2), (3,))},
+        {"cuts": ((1, 3), (0, 2)), "produced": True},
+        {"reduce": "max", "shape": (1,)},
+        {"shape": (0, 6)},
+        GATHER | {"groups": ((3, 0), (1, 2)), "concat_axis": 1, "cuts": ((0, 3),)},
+        GATHER | {"groups": WHOLE, "steps": RING},
+        GATHER | {"groups": WHOLE, "steps": RING, "cuts": ((0, 2), (1, 3)), "produced": True},
+        {"kind": "reduce_scatter", "split_axis": 1, "produced": True},
+        {"kind": "reduce_scatter", "split_axis": 1, "template": "reduce_scatter_ring"},
+        {"kind": "all_to_all", "reduce": "none", "split_axis": 0, "concat_axis": 1},
+        {"kind": "all_to_all", "reduce": "none", "split_axis": 0, "concat_axis": 0},
+        {"kind": "broadcast", "reduce": "none", "groups": ((2, 0),), "produced": True},
+        {"kind": "permute", "reduce": "none", "groups": ((0, 3), (1, 1)), "produced": True},
+    ],
+)
+def test_plans_are_right(changes: dict[str, Any]) -> None:
+    for seed in (None, 1, 2):
+        assert_right(make(**changes), seed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "send"}, "send c: is none of all_gather, reduce_scatter"),
+        ({"shape": ()}, "a scalar's shape must be given as (1,)"),
+        ({"shape": (2**31,)}, "needs extents in 0..2147483647"),
+        ({"groups": ((0, 1), (2,))}, "its groups: rank 3 is in no group"),
+        ({"groups": ((0, 1), ())}, "its groups: a group is empty"),
+        (GATHER | {"groups": ((0, 1, 2), (3,))}, "its groups: groups differ in size: [1, 3]"),
+        ({"concat_axis": 0}, "concat dimension 0 does not fit shape (4, 6)"),
+        (GATHER | {"concat_axis": 2}, "concat dimension 2 does not fit shape (4, 6)"),
+        ({"kind": "reduce_scatter"}, "split dimension -1 does not fit"),
+        ({"kind": "reduce_scatter", "split_axis": 1, "shape": (4, 5)}, "extent 5, which 2 ranks"),
+        (GATHER | {"shape": (2**31 - 1, 1)}, "its result has an extent beyond 2147483647"),
+        ({"reduce": "none"}, "reduction 'none' does not fit"),
+        (GATHER | {"reduce": "sum"}, "reduction 'sum' does not fit"),
+        ({"cuts": ((0, 2), (0, 2))}, "a dimension is cut twice"),
+        ({"cuts": ((2, 2),)}, "dimension 2 to cut is none of shape (4, 6)"),
+        ({"cuts": ((0, 5),)}, "cannot be cut into 5 parts along 0"),
+        ({"cuts": ((0, 99), (1, 99)), "shape": (99, 99)}, "is cut into more than 4096 parts"),
+        (GATHER | {"cuts": ((0, 2),)}, "is scattered or joined, so it cannot be cut as well"),
+        ({"steps": RING}, "only an all_gather can be done in steps"),
+        (GATHER | {"groups": WHOLE, "steps": RING[:2]}, "do not bring every block of its group"),
+        (GATHER | {"groups": PAIRS, "steps": RING}, "do not bring every block of its group"),
+        (GATHER | {"groups": WHOLE, "steps": (((0, 1),),)}, "at each step every rank must send"),
+        (GATHER | {"groups": WHOLE, "steps": (((0, 1), (0, 2)),)}, "a rank is source twice"),
+        ({"kind": "permute", "groups": ((0, 1, 2),)}, "each pair needs a source and a target"),
+        ({"kind": "permute", "groups": ((0, 4),)}, "target 4 is none of the 4 ranks"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        make(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        GATHER | {"groups": ((2, 0), (1, 3))},
+        {"kind": "reduce_scatter", "split_axis": 1, "cuts": ((0, 2),), "produced": True},
+        {"kind": "all_reduce", "produced": True},
+        {"kind": "all_to_all", "reduce": "none", "split_axis": 0, "concat_axis": 1},
+        {"kind": "all_to_all", "reduce": "none", "split_axis": 0, "concat_axis": 0},
+        {"kind": "broadcast", "reduce": "none", "groups": ((2, 0),), "produced": True},
+    ],
+)
+@pytest.mark.parametrize("topology", [presets.h200_nvlink(4), presets.preset("torus:2x2", 4)])
+def test_synthesised_plans_are_right(changes: dict[str, Any], topology: Topology) -> None:
+    """The third way to lower any collective: transfers for the links of a topology."""
+    what = make(**changes)
+    plan = expand_collectives(what.plan(), "synthesis", topology=topology)
+    assert not plan.has_collectives()
+    assert_plan_right(what, plan)
+
+
+def test_pieces_of_a_ring_follow_each_other() -> None:
+    """A piece waits for the same piece's hop before, and for no other."""
+    plan = make(**GATHER, groups=WHOLE, steps=RING, cuts=((1, 2),)).plan()
+    ops = list(plan.ops(1))
+    assert [op.deps for op in ops] == [
+        (), (), (OpDep(1, 0),), (OpDep(1, 1),), (OpDep(0, 2),), (OpDep(0, 3),), (OpDep(0, 4),),
+        (OpDep(0, 5),),
+    ]  # fmt: skip
+
+
+def test_names_of_plans_differ_and_origins_say_where_from() -> None:
+    parts = (make(notes=(("line", "7"),)), make(name="c"), make(name="%c/"), make(name="c_1"))
+    plans = ImportedProgram("p", "hlo", 4, parts).plans()
+    assert [plan.name for plan in plans] == ["c", "c_1", "c_2", "c_1_1"]
+    assert plans[0].origins == ("c line=7",)
+    expanded = expand_collectives(plans[0])
+    assert expanded.origins[0].endswith("for c line=7")
+
+
+def test_operators() -> None:
+    assert make().operator == ""
+    assert str(make(cuts=((0, 2),))).endswith("groups of 2 sum in 2 along 0")

@@ -1,0 +1,44 @@
+"""What text means that a kernel hands to the compiler past Pallas: the seam for such text.
+
+By the function that makes it; a function that is not listed is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from syncopate_jax.backends import gpu_signals
+from tests.mosaic_interpreter.machine import Warpgroup
+from tests.mosaic_interpreter.views import learn
+
+Meaning = Callable[[Warpgroup, Sequence[Any]], Sequence[Any]]
+
+
+def fence(wg: Warpgroup, _: Sequence[Any]) -> Sequence[Any]:
+    """What the warpgroup knows, the copy unit's accesses of GMEM come after."""
+    learn(wg.knowledge.gmem, wg.knowledge.generic)
+    return []
+
+
+def publish(wg: Warpgroup, given: Sequence[Any]) -> Sequence[Any]:
+    """A fence, and all threads' accesses come before a signal by one of them."""
+    wg.published = wg.counts["threads"]
+    return fence(wg, given)
+
+
+MEANINGS: dict[str, Meaning] = {
+    f"{made.__module__}.{made.__qualname__}": meaning
+    for made, meaning in ((gpu_signals.fence, fence), (gpu_signals.publish, publish))
+}
+
+
+def meaning(made: Any) -> Meaning:
+    """The meaning of the text that ``made``, a function defined inside a named one, writes."""
+    name = f"{made.__module__}.{made.__qualname__}".split(".<locals>")[0]
+    if name not in MEANINGS:
+        raise NotImplementedError(
+            f"the kernel has inline text of {name}, whose meaning is not known; add it to "
+            f"{__name__}.MEANINGS"
+        )
+    return MEANINGS[name]

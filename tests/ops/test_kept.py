@@ -1,0 +1,97 @@
+"""``all_gather_matmul`` with ``return_gathered``: both results, their gradients, its refusals."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.ops import all_gather_matmul
+
+CASES = [
+    ("x", "m", P(None, "t"), P()),
+    ("x", "k", P(None, None, "t"), P()),
+    ("w", "k", P(), P("t")),
+    ("w", "n", P(), P(None, "t")),
+]
+RNG = np.random.default_rng(2)
+
+
+def run(case: Any, x: jax.Array, w: jax.Array, **options: Any) -> Any:
+    """Both results and the gradients of both operands, of a loss that reads both results."""
+    gathered, dimension, x_spec, w_spec = case
+
+    def body(x: jax.Array, w: jax.Array) -> Any:
+        return all_gather_matmul(
+            x,
+            w,
+            axis_name="t",
+            gathered=gathered,
+            dimension=dimension,
+            return_gathered=True,
+            **options,
+        )
+
+    mesh = jax.make_mesh((2,), ("t",), (AxisType.Auto,), devices=jax.devices()[:2])
+    fn = jax.shard_map(
+        lambda x, w: [out[None] for out in body(x, w)],
+        mesh=mesh,
+        in_specs=(x_spec, w_spec),
+        out_specs=P("t"),
+    )
+
+    def loss(x: jax.Array, w: jax.Array) -> jax.Array:
+        y, whole = fn(x, w)
+        return jnp.sum(jnp.sin(y[0])) + jnp.sum(jnp.cos(whole[1]))
+
+    return jax.jit(lambda x, w: (fn(x, w), jax.grad(loss, (0, 1))(x, w)))(x, w)
+
+
+def wanted(case: Any, x: jax.Array, w: jax.Array) -> Any:
+    def loss(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(x @ w)) + jnp.sum(jnp.cos(x if case[0] == "x" else w))
+
+    return (x @ w, x if case[0] == "x" else w), jax.grad(loss, (0, 1))(x, w)
+
+
+@pytest.mark.parametrize(
+    ("case", "backend"),
+    [
+        *((case, "xla") for case in CASES),
+        *(pytest.param(case, "remote_dma", marks=pytest.mark.slow) for case in CASES),
+    ],
+    ids=str,
+)
+def test_both_results(case: Any, backend: str) -> None:
+    x, w = (jnp.asarray(RNG.standard_normal(s), jnp.float32) for s in ((2, 8, 6), (6, 4)))
+    (y, whole), gradients = run(case, x, w, backend=backend)
+    (want_y, want_whole), want_gradients = wanted(case, x, w)
+    for rank in range(2):
+        np.testing.assert_allclose(y[rank], want_y, atol=1e-5)
+        np.testing.assert_array_equal(whole[rank], want_whole)
+    for found, want in zip(gradients, want_gradients, strict=True):
+        np.testing.assert_allclose(found, want, atol=1e-5)
+
+
+def test_nothing_in_it() -> None:
+    mesh = jax.make_mesh((2,), ("t",), (AxisType.Auto,), devices=jax.devices()[:2])
+
+    def body(x: jax.Array, w: jax.Array) -> Any:
+        return all_gather_matmul(x, w, axis_name="t", return_gathered=True)
+
+    fn = jax.shard_map(body, mesh=mesh, in_specs=(P("t"), P()), out_specs=P("t"))
+    y, whole = jax.jit(fn)(jnp.ones((0, 6)), jnp.ones((6, 4)))
+    assert (y.shape, whole.shape) == ((0, 4), (0, 6))
+
+
+def test_a_backend_that_keeps_nothing() -> None:
+    message = "all_gather: backend tma_dedicated does not give back what it gathered; use backend"
+    with pytest.raises(UnsupportedError, match=re.escape(message)):
+        run(CASES[0], jnp.ones((2, 8, 6)), jnp.ones((6, 4)), backend="tma_dedicated")

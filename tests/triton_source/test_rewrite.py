@@ -1,0 +1,202 @@
+"""Rewritten kernels: their texts as goldens, that Triton compiles them for Hopper, and refusals."""
+
+from __future__ import annotations
+
+import ast
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.kernel import directives_tree
+from syncopate_jax.triton_source import module, rewrite
+from syncopate_jax.triton_source.scheme import Columns, Read, Runs, Scheme, Spot
+from syncopate_jax.triton_source.text import fitted
+from tests.golden.compare import golden
+from tests.kernel.test_directives import KERNEL, PERSISTENT
+from tests.triton_source.works import WORKS, fused, parameters
+
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "int32": "i32"}
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_texts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = fused(name, monkeypatch)
+    text = kernel.text(*parameters(kernel))
+    assert text == golden(f"triton/{name}.py.txt", text)
+    tree = ast.parse(text)
+    assert "Made by syncopate_jax (rewriter" in (ast.get_docstring(tree) or "")
+    mine = [line for line in text.splitlines() if "sync." in line and len(line) > 100]
+    assert not mine
+
+
+def test_a_folded_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = fused("matmul_waits_and_signals", monkeypatch, folded=True)
+    text = kernel.text(*parameters(kernel), frozenset({"w_ptr"}))
+    assert text == golden("triton/matmul_waits_and_signals_folded.py.txt", text)
+    assert "W_SIZE" not in text and "X_SIZE" in text  # w is shared, x is not
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_the_users_statements_are_printed_as_they_were_written(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but those of dispatch, which the table replaces, in whatever names and indentation."""
+    kernel = fused(name, monkeypatch)
+    source = kernel.work.kernel.triton_body.source
+    dispatched = set(assignments(source.dispatch.inside))
+    wanted = [s for s in assignments([source.function]) if s not in dispatched]
+    assert set(wanted) <= set(assignments([ast.parse(kernel.text(*parameters(kernel)))]))
+
+
+def assignments(nodes: Any) -> list[str]:
+    """Every assignment, as text; names that are new for the rewritten kernel as they were."""
+    inner = [node for top in nodes for node in ast.walk(top)]
+    found = [ast.unparse(n) for n in inner if isinstance(n, ast.Assign | ast.AugAssign)]
+    return [text.replace("_here", "") for text in found]
+
+
+@pytest.mark.parametrize(
+    "name", ["matmul_waits", "matmul_waits_and_signals", "attention_loads_from_peers"]
+)
+@pytest.mark.parametrize("folded", [False, True])
+def test_triton_compiles_them_for_hopper(
+    name: str, folded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ptx = compiled(name, folded, monkeypatch).asm["ptx"]
+    waits, signals = r"(ld|atom)[.\w]*acquire", r"(atom|red)[.\w]*release"
+    for pattern in (waits, signals):
+        assert bool(re.search(pattern, ptx)) == ("loads_from_peers" not in name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("name", WORKS)
+def test_triton_compiles_all_for_hopper(
+    name: str, folded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if folded and WORKS[name][-1] == "copy_engine":
+        pytest.skip("the copy engine copies between devices")
+    assert len(compiled(name, folded, monkeypatch).asm["cubin"]) > 1000
+
+
+def compiled(name: str, folded: bool, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What Triton makes of a work for compute capability 9.0; needs no GPU."""
+    kernel = fused(name, monkeypatch, folded)
+    launched = kernel.launched(*parameters(kernel), frozenset())
+    whole = {"table_ptr": "int32", "peers_ptr": "int32", "counters_ptr": "int32"}
+    signature = {n: "*" + SHORT[whole.get(n, "float32")] for n in launched.order}
+    signature |= {n: "constexpr" for n, _ in launched.arguments}
+    attributes = {(i,): [["tt.divisibility", 16]] for i in range(len(launched.order))}
+    function = getattr(launched.load(), launched.name)
+    source = ASTSource(function, signature, dict(launched.arguments), attributes)
+    options = {"num_warps": launched.num_warps, "num_stages": launched.num_stages}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+# --- what cannot be rewritten ------------------------------------------------------------------
+
+SCHEME = Scheme(
+    title="a test",
+    ranks=1,
+    folded=False,
+    tiles=4,
+    workers=2,
+    table=9,
+    slots=1,
+    parameters=("x_ptr", "y_ptr", "table_ptr", "peers_ptr", "counters_ptr"),
+    arrays=(),
+    order=Columns(0, (1, 1)),
+)
+
+
+def rewritten(text: str, scheme: Scheme = SCHEME) -> str:
+    return rewrite.rewrite(directives_tree.read_source(text.lstrip("\n"), "k.py", 7), scheme)
+
+
+def test_the_loop_of_a_persistent_kernel_keeps_its_options() -> None:
+    text = rewritten(PERSISTENT, replace(SCHEME, order=Columns(0, (1,))))
+    assert "for position in tl.range(program, TILES, WORKERS, num_stages=2):" in text
+
+
+def test_a_name_that_is_taken_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"k.py:7: the name rank is one that the rewritten"):
+        rewritten(KERNEL.replace("total", "rank"))
+
+
+BY_RUN = replace(
+    SCHEME,
+    reads=(Read("x_ptr", (Spot("x_ptr"), Spot("x_ptr")), Columns(3, (1, 0, 1)), True, False),),
+    runs=Runs(2, Columns(5, (1, 1)), None),
+)
+
+
+def test_addresses_that_a_loop_advances_are_set_for_each_run() -> None:
+    text = KERNEL.replace("    total = 0.0\n", "    total = 0.0\n    ptrs = x_ptr + row\n")
+    text = text.replace("tl.load(x_ptr + row + column + step)", "tl.load(ptrs)\n        ptrs += 4")
+    assert "ptrs = ptrs_start + run_first * (4) + sync.apart(" in rewritten(text, BY_RUN)
+    with pytest.raises(UnsupportedError, match="changes the address ptrs by other than a constant"):
+        rewritten(text.replace("ptrs += 4", "ptrs += step"), BY_RUN)
+
+
+def test_addresses_that_a_loop_only_reads_are_shifted() -> None:
+    text = KERNEL.replace("    total = 0.0\n", "    total = 0.0\n    ptrs = x_ptr + row\n")
+    found = rewritten(text.replace("tl.load(x_ptr + row", "tl.load(ptrs"), BY_RUN)
+    assert "ptrs_here = ptrs + sync.apart(" in found and "tl.load(ptrs_here" in found
+
+
+def test_a_loop_over_elements_runs_over_elements() -> None:
+    text = KERNEL.replace("range(tl.cdiv(DEPTH, BLOCK))", "range(0, DEPTH, BLOCK)")
+    wanted = "range(run_first * (BLOCK), tl.minimum(run_last * (BLOCK), DEPTH), BLOCK):"
+    assert wanted in rewritten(text, BY_RUN)
+
+
+def test_statements_on_one_line_are_rewritten_too() -> None:
+    text = PERSISTENT.replace("tl.store(", "a = 1; tl.store(")
+    assert "        a = 1\n        tl.store(" in rewritten(
+        text, replace(SCHEME, order=Columns(0, (1,)))
+    )
+
+
+def test_long_lines_are_split_at_their_call() -> None:
+    line = "    total = combine(" + ", ".join(f"argument_{i}" for i in range(9)) + ") + 1"
+    found = fitted(line)
+    assert ast.dump(ast.parse("\n".join(found).strip())) == ast.dump(ast.parse(line.strip()))
+    assert max(map(len, found)) <= 100
+    assert fitted("    # " + "long " * 30) == ["    # " + "long " * 30]
+
+
+# --- modules -----------------------------------------------------------------------------------
+
+
+def test_texts_are_kept_by_content(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(module.FOLDER, str(tmp_path))
+    first, again = module.save("k", "A = 1\n"), module.save("k", "A = 1\n")
+    other = module.save("k", "A = 2\n")
+    assert first == again != other and sorted(tmp_path.iterdir()) == sorted([first, other])
+    assert module.load(other, {"B": 3, "__name__": "hidden"}).A == 2
+    assert module.load(first, {"A": 5, "B": 3}).A == 1
+
+
+def test_threads_may_keep_one_text_at_once(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(module.FOLDER, str(tmp_path / "new"))
+    text = "A = 1\n" * 1000
+    with ThreadPoolExecutor(8) as pool:
+        paths = set(pool.map(lambda _: module.save("k", text), range(64)))
+    assert [path.read_text() for path in paths] == [text]
+    assert set((tmp_path / "new").iterdir()) == paths
+
+
+def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.delenv(module.FOLDER, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert module.folder() == tmp_path / "syncopate_jax" / "triton"
