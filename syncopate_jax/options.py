@@ -65,7 +65,9 @@ class Options:
     """How an operator is realised; the result's value does not depend on it.
 
     Attributes:
-      backend: how chunks are moved, or ``auto``: the fastest known for the shape.
+      backend: how chunks are moved, or ``auto``: what ``syncopate_jax.tune`` has as the fastest
+        for a shape like this on this kind of GPU, if no other knob is set; else ``xla``. Kernels
+        that talk to peers need a mesh whose devices are in the order of their ids.
       target: what the local kernel is written in; None: what the platform runs.
       plan: a Plan, the name of a plan template, or None for the operator's usual template.
       split: pieces each rank's chunk is cut into; None lets the operator choose. Where partial

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -59,10 +60,15 @@ class Ranks:
 
     def random(self, like: jax.ShapeDtypeStruct, seed: int) -> jax.Array:
         """Normal values of that shape, made where they are needed."""
-        make = jax.jit(
-            lambda key: jax.random.normal(key, like.shape, like.dtype), out_shardings=like.sharding
-        )
-        return make(jax.random.key(seed, impl="rbg"))
+        return _normal(like)(jax.random.key(seed, impl="rbg"))
+
+
+@functools.lru_cache(maxsize=64)
+def _normal(like: jax.ShapeDtypeStruct) -> Any:
+    """Compiled once a shape: compiling it takes far longer than running it."""
+    return jax.jit(
+        lambda key: jax.random.normal(key, like.shape, like.dtype), out_shardings=like.sharding
+    )
 
 
 def operands(problem: Problem, ranks: Ranks, dtype: Any) -> tuple[jax.ShapeDtypeStruct, ...]:

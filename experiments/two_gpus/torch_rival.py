@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._symmetric_memory as symmetric
 import torch.multiprocessing as multiprocessing
 
 ROUNDS = 5
@@ -72,7 +71,6 @@ def worker(rank: int, ranks: int, problems: list[Any]) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=ranks)
-    symmetric.enable_symm_mem_for_group(dist.group.WORLD.group_name)
     for operator, name, m, k, n in problems:
         row: dict[str, Any] = {"operator": operator, "name": name, "m": m, "k": k, "n": n}
         calls = max(3, min(20, int(8e-3 / (2 * m * k * n / ranks / 650e12))))

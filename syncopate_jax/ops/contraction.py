@@ -38,9 +38,10 @@ def _contract(
     lhs: jax.Array,
     rhs: jax.Array,
 ) -> jax.Array:
-    backend = fused.choose_backend(spec, options)
-    realise = unfused if spec.kind == "none" or backend == "xla" else fused.contract
-    return realise(spec, axis_names, options.using(backend=backend), out_dtype, lhs, rhs)
+    options = fused.choose(spec, axis_names, options, out_dtype, lhs, rhs)
+    unfusable = spec.kind == "none" or options.backend == "xla"
+    realise = unfused if unfusable else fused.contract
+    return realise(spec, axis_names, options, out_dtype, lhs, rhs)
 
 
 def unfused(

@@ -18,14 +18,17 @@ from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.pallas_kernels import contraction_mosaic_gpu, contraction_triton, matmul_tpu
 from syncopate_jax.registry import backends, templates
-from syncopate_jax.runtime import custom_call, mesh
+from syncopate_jax.runtime import custom_call, device, mesh
 from syncopate_jax.runtime.operator import Operator
+from syncopate_jax.tune import measured
 
 LARGEST_TILE = {
     "tpu": {"m": 256, "n": 256, "k": 512},
     "mosaic_gpu": {"m": 256, "n": 256, "k": 256},
     "triton": {"m": 256, "n": 256, "k": 128},
 }
+
+FREE = Options()  # as users give it who leave every choice to us
 
 # Tiles that run together share blocks in a GPU's L2 if they are near in both dimensions.
 ORDER = {"tpu": "natural", "mosaic_gpu": "grouped", "triton": "grouped"}
@@ -42,6 +45,70 @@ def choose_backend(spec: Contraction, options: Options) -> str:
     if options.backend == "auto":
         return "xla"
     return options.backend
+
+
+def choose(
+    spec: Contraction,
+    axis_names: tuple[str, ...],
+    options: Options,
+    out_dtype: jnp.dtype,
+    lhs: jax.Array,
+    rhs: jax.Array,
+) -> Options:
+    """``options`` with the backend chosen: for ``auto`` what was measured to be fastest.
+
+    Where a knob is set by hand, or nothing like it was measured on this kind of device, that is
+    ``xla``.
+    """
+    backend = choose_backend(spec, options)
+    if spec.kind == "none" or options != FREE:
+        return options.using(backend=backend)
+    device_kind = device.kind()
+    half = all(jnp.dtype(t).itemsize == 2 for t in (lhs.dtype, rhs.dtype, out_dtype))
+    xla = options.using(backend="xla")
+    if device_kind is None or not half or mesh.is_folded(axis_names):
+        return xla
+    ranks = mesh.ranks(axis_names)
+    if ranks != mesh.size() or jax.process_count() > 1:
+        return xla
+    found = measured.choose(_problem(spec, ranks, lhs, rhs), device_kind)
+    if found.backend == "xla":
+        return xla
+    chosen = options.using(
+        backend=found.backend, split=found.split, launch=found.launch, target="mosaic_gpu"
+    )
+    layout = block(spec, lhs.shape, rhs.shape, ranks)
+    try:
+        build(spec.kind, layout, str(lhs.dtype), str(out_dtype), axis_names, chosen)
+    except UnsupportedError:  # such as a backend that is compiled here, without a compiler
+        return xla
+    return chosen
+
+
+def _problem(spec: Contraction, ranks: int, lhs: jax.Array, rhs: jax.Array) -> measured.Problem:
+    """The product of one rank, once what it reads has been exchanged."""
+    sizes = {
+        "lhs": dict(zip(spec.lhs, lhs.shape, strict=True)),
+        "rhs": dict(zip(spec.rhs, rhs.shape, strict=True)),
+    }
+    if spec.place != "out":
+        changed = sizes[spec.place]
+        if spec.gather:
+            changed[spec.gather] *= ranks
+        if spec.scatter:
+            changed[spec.scatter] //= ranks
+    every = sizes["rhs"] | sizes["lhs"]
+    return measured.Problem(
+        f"{spec.lhs},{spec.rhs}",
+        spec.kind,
+        spec.place,
+        spec.gather,
+        spec.scatter,
+        ranks,
+        every.get("b", 1) * every["m"],
+        every["k"],
+        every["n"],
+    )
 
 
 def _check_options(options: Options) -> None:

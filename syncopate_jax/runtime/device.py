@@ -13,3 +13,11 @@ def core_count() -> int | None:
     if jax.default_backend() != "gpu":
         return None
     return int(jax.devices()[0].core_count)
+
+
+def kind() -> str | None:
+    """The GPU's name, as measurements are filed under; None where no GPU is known."""
+    mesh_device = jax.sharding.get_abstract_mesh().abstract_device
+    if mesh_device is not None:
+        return mesh_device.device_kind if mesh_device.platform in ("gpu", "cuda") else None
+    return jax.devices()[0].device_kind if jax.default_backend() == "gpu" else None

@@ -81,6 +81,11 @@ def ranks(axis_names: Sequence[str]) -> int:
     return math.prod(lax.axis_size(name) for name in axis_names)
 
 
+def size() -> int:
+    """Devices of the mesh in use."""
+    return int(jax.sharding.get_abstract_mesh().size)
+
+
 def platform() -> str:
     """Platform the surrounding program will run on: ``cpu``, ``tpu`` or ``gpu``.
 

@@ -383,3 +383,26 @@ def test_default_config_avoids_what_does_not_suit():
     x, w, y = (jax.ShapeDtypeStruct(s, BF16) for s in ((8192, 3688), (3688, 3584), (8192, 3584)))
     config = kernel.pick_config(body.Operands(x, w, y), H200)
     assert config.tile_n % 64 == 0
+
+
+@pytest.mark.parametrize(
+    ("k_steps", "signals", "steps", "signal_step"),
+    [
+        (112, False, [0, 1, 2, 3], None),  # at once: nobody shares the memory's bus
+        (112, True, [0, 21, 42, 63], 84),
+        (5, True, [0, 1, 2, 3], 4),
+        (3, True, [0, 1, 2], 3),  # the fourth store is left for after the product
+    ],
+)
+def test_stores_that_are_signalled_are_spread_over_the_next_tile(
+    k_steps: int, signals: bool, steps: list[int], signal_step: int | None
+) -> None:
+    x, w, y = (jax.ShapeDtypeStruct((128, 256), jnp.bfloat16) for _ in range(3))
+    operands = body.Operands(x, w, y, k_steps=k_steps)
+    loop = tile_loop.TileLoop(
+        tile_loop.NaturalOrder((1, 1)), jnp.int32(0), 1, after_tile=print if signals else None
+    )
+    worker = body._Worker(operands, MatmulConfig(), loop, *[None] * 8)
+    assert worker.store_steps == steps
+    if signal_step is not None:
+        assert worker.signal_step == signal_step
