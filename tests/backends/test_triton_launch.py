@@ -77,7 +77,10 @@ class Recorder:
     def _old(self, *args: Any, out_shape: Any, **given: Any) -> list[jax.Array]:
         return self._record(args, out_shape, given)
 
-    def _new(self, *args: Any, out_type: Any, **given: Any) -> list[jax.Array]:
+    def _new(
+        self, *args: Any, out_type: Any, backend_options: Any = None, **given: Any
+    ) -> list[jax.Array]:
+        assert backend_options == {"ptx_version": triton_call.PTX_VERSION}
         return self._record(args, out_type, given)
 
     def _record(self, args: Any, outs: Any, given: dict[str, Any]) -> list[jax.Array]:
