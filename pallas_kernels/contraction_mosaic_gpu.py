@@ -27,7 +27,7 @@ from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_kernel import Operands
 from syncopate_jax.pallas_kernels.tile_loop_mosaic_gpu import Tile, TileLoop
 
 COPY_BYTES = 16  # the TMA unit's unit of length and alignment
-SHARED_BYTES = 220 * 1024  # of the 227 KiB of a Hopper block; the rest is left for barriers
+SHARED_BYTES = 225 * 1024  # of the 227 KiB of a Hopper block; the rest is left for barriers
 DTYPES = ("bfloat16", "float16")
 
 
@@ -109,13 +109,19 @@ def contraction(
 
 
 def choose_config(
-    lhs: str, out: str, sizes: Mapping[str, int], asked: Mapping[str, int], out_dtype: str
+    lhs: str,
+    out: str,
+    sizes: Mapping[str, int],
+    asked: Mapping[str, int],
+    out_dtype: str,
+    adds: bool = True,
 ) -> tuple[dict[str, int], MatmulConfig]:
     """Tile sizes by letter, as asked or the usual, and the configuration that has them.
 
     Args:
       lhs, out, sizes: as in ``contraction``.
       asked: tile sizes by letter, in elements.
+      adds: whether results are added to what arrives from peers, which takes shared memory too.
     """
     rows, columns = (x for x in out if x in matmul_tpu.MATRIX_LETTERS)
     (depth,) = set(matmul_tpu.MATRIX_LETTERS) - {rows, columns}
@@ -128,10 +134,12 @@ def choose_config(
         tile_n=tiles[columns],
         tile_k=tiles[depth],
         epilogue_n=64 if itemsize == 2 else 32,
+        # Stores to peers are far apart, so that one slot is as good as two.
+        epilogue_slots=1 if adds else 2,
         overlap_epilogue=itemsize == 2,
     )
     part = config.warpgroups * WGMMA_ROWS * config.epilogue_n * itemsize
-    left = SHARED_BYTES - (config.epilogue_slots + 1) * part
+    left = SHARED_BYTES - (config.epilogue_slots + adds) * part
     return tiles, dataclasses.replace(config, stages=max(2, min(6, left // stage)))
 
 
@@ -258,6 +266,13 @@ class ContractionLoop:
             w_at=functools.partial(finder.read, self.w),
             y_at=finder.write,
             addends=places.addends if places.has_addends else None,
+            addends_ahead=(
+                places.has_addends
+                and places.single_addends
+                and self.config.overlaps(result.dtype)
+                and shape["out"][0] % self.config.tile_m == 0
+                and shape["out"][1] % self.config.tile_n == 0
+            ),
             k_steps=steps,
             direct=places.direct,
         )

@@ -29,6 +29,7 @@ _untyped: Any = plgpu
 
 CTA_AXIS, WARPGROUP_AXIS = "cta", "wg"
 CLUSTER_AXES = ("cluster_m", "cluster_n")
+ADDEND_STEPS = 6  # k steps that hide a wait that is over and a read of a tile from L2
 NARROWEST_SWIZZLE = 32  # bytes; wgmma reads operands swizzled by 32, 64 or 128
 
 
@@ -52,6 +53,8 @@ class Operands:
       y_at: called with the tile and what to do with the tile's place; it may have several.
       addends: called with the tile; the number of tiles to add, and a function of a number and of
         what to do with that tile.
+      addends_ahead: no tile has more than one addend, and tiles divide the matrices: they are then
+        read into registers during the product, not through shared memory after it.
       k_steps: how many k steps there are, if not as many as ``x`` and ``w`` are deep.
       direct: store from registers, where the matrices are not known before the launch; the tile
         must then divide them, and ``after_tile`` must publish what all threads stored.
@@ -67,6 +70,7 @@ class Operands:
     w_at: Callable[[tile_loop.Tile, Any, Use], None] | None = None
     y_at: Callable[[tile_loop.Tile, Use], None] | None = None
     addends: Callable[[tile_loop.Tile], tuple[Any, Callable[[Any, Use], None]]] | None = None
+    addends_ahead: bool = False
     k_steps: int | None = None
     direct: bool = False
 
@@ -179,7 +183,7 @@ def scratch(operands: Operands, config: MatmulConfig, flat_views: bool = True) -
         ),
         "full": plgpu.Barrier(num_arrivals=2, num_barriers=config.stages),
     }
-    if operands.addend is not None:
+    if operands.addend is not None and not operands.addends_ahead:
         dtype = operands.addend.dtype
         itemsize = jnp.dtype(dtype).itemsize
         transforms = _tiled(SWIZZLE_BYTES // itemsize, dtype)
@@ -413,33 +417,65 @@ class _Worker:
         tile = self.cta_tile(tile)
         slot, pending, before, parts = state
         before = tile_loop.Tile(*before)
-        # Steps that carry a store. A contraction with fewer leaves stores for after its last.
-        head = min(len(self.subtiles), self.k_steps)
-        # The stores are complete well before twice as many steps: then a signal waits for nothing.
-        signal_at = min(2 * head, self.k_steps) if self.loop.after_tile is not None else head
+        at = self.store_steps
+        # The stores are complete well before the signal: then it waits for nothing.
+        signal_at = self.signal_step if self.loop.after_tile is not None else len(at)
 
         def store(index: int) -> None:
             self.store_part(before, index, parts[index], wg, only_if=pending)
 
         def scope(acc: Any) -> Any:
-            end = slot
-            for k in range(head):
-                end = self.multiply_step(acc, k, end, wg, beside=functools.partial(store, k))
-            for index in range(head, len(self.subtiles)):
+            end, done = slot, 0
+            for index, k in enumerate(at):
+                end = self.multiply(acc, done, k, end, wg)
+                end = self.multiply_step(acc, k, end, wg, beside=functools.partial(store, index))
+                done = k + 1
+            for index in range(len(at), len(self.subtiles)):
                 store(index)
             if self.loop.after_tile is not None:
-                end = self.multiply(acc, head, signal_at, end, wg)
+                end = self.multiply(acc, done, signal_at, end, wg)
+                done = signal_at
                 pl.when(pending)(lambda: self.signal(before))
-            end = self.multiply(acc, signal_at, self.k_steps, end, wg)
+            addends: tuple[jax.Array, ...] | None = None
+            if self.operands.addends_ahead:
+                end = self.multiply(acc, done, self.addend_step, end, wg)
+                done = max(done, self.addend_step)
+                addends = self.read_addends(tile, wg)
+            end = self.multiply(acc, done, self.k_steps, end, wg)
             value = self.finish_product(acc, tile, end)
-            rounded = [self.round_part(tile, i, value, wg) for i, _ in enumerate(self.subtiles)]
+            rounded = [
+                self.round_part(tile, i, value, wg, addends) for i, _ in enumerate(self.subtiles)
+            ]
             return end, tuple(rounded)
 
         end, rounded = pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
         return end, jnp.bool_(True), (tile.step, tile.m, tile.n, tile.chunk), rounded
 
+    @property
+    def store_steps(self) -> list[int]:
+        """The k steps beside which the tile before is stored, one output store each.
+
+        A contraction with fewer leaves stores for after its last. Stores that go to other devices
+        are spread over the product: all CTAs end a tile together, and the link would stall them.
+        """
+        count = min(len(self.subtiles), self.k_steps)
+        span = self.signal_step if self.loop.after_tile is not None else count
+        return [index * span // count for index in range(count)] if span >= count else []
+
+    @property
+    def signal_step(self) -> int:
+        """The k step before which the stores of the tile before are complete and signalled."""
+        return max(3 * self.k_steps // 4, min(len(self.subtiles), self.k_steps))
+
+    @property
+    def addend_step(self) -> int:
+        """The k step before which addends are read: late, as peers may be late, but hidden."""
+        return max(self.k_steps - ADDEND_STEPS, 0)
+
     def multiply(self, acc: Any, begin: int, end: int, slot: jax.Array, wg: jax.Array) -> jax.Array:
         """K steps ``begin`` to ``end``; returns the slot after the last."""
+        if begin >= end:
+            return slot
 
         def step(k: jax.Array, slot: jax.Array) -> jax.Array:
             return self.multiply_step(acc, k, slot, wg)
@@ -483,7 +519,8 @@ class _Worker:
 
     def finish_product(self, acc: Any, tile: tile_loop.Tile, slot: jax.Array) -> jax.Array:
         """The accumulator once its products have completed; ``slot`` is the one after the last."""
-        if self.operands.addend is not None and self.loop.before_addend is not None:
+        waits = self.operands.addend is not None and not self.operands.addends_ahead
+        if waits and self.loop.before_addend is not None:
             self.loop.before_addend(tile)
         value = plgpu.wgmma_accumulator_load(acc)
         if self.config.in_flight:
@@ -498,24 +535,57 @@ class _Worker:
         rows, columns = self.config.part
         row = first_row + (wg * rows if self.config.split == "m" else 0)
         column = first_column + (wg * columns if self.config.split == "n" else 0)
+        # Not known when traced: JAX refuses known starts past an edge, the copy unit clips there.
+        nothing = wg * 0
 
         def on_tile(matrix: Any, tile_row: Any, tile_column: Any) -> None:
-            at = pl.ds(tile_row + row, WGMMA_ROWS)
-            use(matrix.at[at, pl.ds(tile_column + column, self.store_columns)])
+            at = pl.ds(tile_row + row + nothing, WGMMA_ROWS)
+            use(matrix.at[at, pl.ds(tile_column + column + nothing, self.store_columns)])
 
         return on_tile
 
     def corner(self, tile: tile_loop.Tile) -> tuple[jax.Array, jax.Array]:
         return tile.m * self.config.tile_m, tile.n * self.config.tile_n
 
+    def read_addends(self, tile: tile_loop.Tile, wg: jax.Array) -> tuple[jax.Array, ...]:
+        """Each output store's addend, or zeros where the tile has none; waits until it is there."""
+        if self.loop.before_addend is not None:
+            self.loop.before_addend(tile)
+        assert self.operands.addends is not None
+        count, addend_at = self.operands.addends(tile)
+        dtype = self.operands.addend.dtype
+
+        def read() -> tuple[jax.Array, ...]:
+            found: list[jax.Array] = []
+
+            def keep(ref: Any) -> None:
+                found.append(plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False))
+
+            for index, _ in enumerate(self.subtiles):
+                addend_at(jnp.int32(0), self.on_part(keep, index, wg))
+            return tuple(found)
+
+        def nothing() -> tuple[jax.Array, ...]:
+            zeros = jnp.zeros((WGMMA_ROWS, self.store_columns), dtype)
+            return tuple(plgpu.layout_cast(zeros, plgpu.Layout.WGMMA) for _ in self.subtiles)
+
+        return lax.cond(count > 0, read, nothing)
+
     def round_part(
-        self, tile: tile_loop.Tile, index: int, value: jax.Array, wg: jax.Array
+        self,
+        tile: tile_loop.Tile,
+        index: int,
+        value: jax.Array,
+        wg: jax.Array,
+        addends: tuple[jax.Array, ...] | None = None,
     ) -> jax.Array:
         """One output store's values: addends and transform in float32, then one rounding."""
         row, column = self.subtiles[index]
         part = value[row : row + WGMMA_ROWS, column : column + self.store_columns]
         load = self.on_part(functools.partial(self.load_addend, wg=wg), index, wg)
-        if self.operands.addends is not None:
+        if addends is not None:
+            part += addends[index].astype(jnp.float32)
+        elif self.operands.addends is not None:
             count, addend_at = self.operands.addends(tile)
 
             def add(i: jax.Array, total: jax.Array) -> jax.Array:

@@ -72,7 +72,17 @@ def all_reduce_one_shot(
         mode=mode,
     )
     return all_reduce_plan(
-        where, count, whole, moves, tensor, out, dtype, reduce, produced, channel, origin
+        where,
+        count,
+        whole,
+        moves.columns(),
+        tensor,
+        out,
+        dtype,
+        reduce,
+        produced,
+        (channel,),
+        origin,
     )
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from syncopate_jax.ir.argument_types import checked
-from syncopate_jax.ir.arguments import one_of, origin_text
+from syncopate_jax.ir.arguments import integer, one_of, origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
-from syncopate_jax.ir.moves import Array, Moves, join, relay
+from syncopate_jax.ir.moves import Array, Moves, join_columns, relay
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.shards import Shards, cut_shards
 from syncopate_jax.plans.reducing import (
@@ -43,13 +43,20 @@ def all_reduce_two_shot(
     out: str = "out",
     name: str | None = None,
     channel: str = DEFAULT_CHANNEL,
+    most_listed: int = 72,
 ) -> Plan:
     """Every rank ends with the sum, in ``out``, of a tensor that all ranks hold in full.
 
     Rank d owns shard d. With ``direct`` all others add their partials to it, and each operation
     that copies a sum out of it waits for all of them; with ``ring`` partials and sums go around a
-    ring, and one hop stands for all before it. Direct needs ``num_ranks**3`` dependencies: use
-    ring beyond some hundred ranks.
+    ring, and one hop stands for all before it. Of what a ring carries in fewer than 32 bits see
+    ``reduce_scatter_ring``.
+
+    If each copy lists all it waits for, dependencies grow with the cube of the ranks. Beyond
+    ``most_listed`` ranks only the owner's own copy lists them, and the others wait for that: which
+    delays the sums by one local copy of a shard, little beside as many remote ones as ranks. GPU
+    backends whose tiles are sent by who computes them cannot wait for a copy; they need all ranks
+    in one NVLink domain, and the largest has 72 devices.
 
     Args:
       shape: extents of the whole tensor, in elements.
@@ -60,6 +67,7 @@ def all_reduce_two_shot(
       mode: ``push`` lists each operation on its source, ``pull`` on its destination.
       produced: whether the partials come from compute tiles.
       out: name of the tensor that receives the sum.
+      most_listed: of ``direct``, see above; copies among 72 ranks list 368 064 operations in all.
 
     Raises:
       InputError: an argument is out of range.
@@ -69,7 +77,11 @@ def all_reduce_two_shot(
     ring = one_of(where, "algorithm", algorithm, ("direct", "ring")) == 1
     phase = reduce_ring if ring else reduce_direct
     phases = [phase(where, mode, cut, reduction(where, reduce), produced)]
-    phases += (_gather_ring if ring else _gather_direct)(where, mode, cut, produced)
+    joined = cut.num_ranks > integer(where, "most_listed", most_listed, 0)
+    if ring:
+        phases += _gather_ring(where, mode, cut, produced)
+    else:
+        phases += _gather_direct(where, mode, cut, produced, joined)
     origin = origin_text(
         NAME,
         num_ranks=num_ranks,
@@ -80,33 +92,42 @@ def all_reduce_two_shot(
         split_axis=split_axis,
         mode=mode,
     )
-    moves = join(phases)
+    columns = join_columns(phases)
     return all_reduce_plan(
-        where, cut.num_ranks, cut, moves, tensor, out, dtype, reduce, produced, channel, origin
+        where, cut.num_ranks, cut, columns, tensor, out, dtype, reduce, produced, (channel,), origin
     )
 
 
-def _gather_direct(where: str, mode: str, shards: Shards, produced: bool) -> list[Moves]:
-    """Owners hand their sums to r+1, r+2, … and to themselves, after every reduction into them."""
+def _gather_direct(
+    where: str, mode: str, shards: Shards, produced: bool, joined: bool
+) -> list[Moves]:
+    """Owners hand their sums to r+1, r+2, … and to themselves, after every reduction into them.
+
+    If ``joined``, they copy them to themselves first, and hand them on once that is done.
+    """
     count = shards.num_ranks
     ranks = np.arange(count)[:, None]
-    offset = np.arange(1, count + 1)  # the last one is the owner's own copy
     step = np.arange(count - 1)
-    contributor = ranks - 1 - step  # in push mode the one that lists the reduction at that step
-    return [
-        relay(
+    contributor = (ranks - 1 - step) % count  # the one that lists that step's push to this rank
+
+    def hand(offset: Array, prev_rank: Array, prev_step: Array) -> Moves:
+        return relay(
             where,
             mode,
             shards,
             (ranks + (offset if mode == "push" else -offset)) % count,
             ranks,
-            prev_rank=(contributor % count)[:, None, :],
-            prev_step=step[None, None, :],
+            prev_rank=prev_rank[:, None, :],
+            prev_step=prev_step[None, None, :],
             src_tensor=PARTIAL,
             dst_tensor=SUM,
             produced=produced,
         )
-    ]
+
+    if not joined:
+        return [hand(np.arange(1, count + 1), contributor, step)]  # the last is the owner's own
+    own = np.array([count - 1])  # step of the owner's copy, behind the reductions
+    return [hand(np.array([0]), contributor, step), hand(np.arange(1, count), ranks, own)]
 
 
 def _gather_ring(where: str, mode: str, shards: Shards, produced: bool) -> list[Moves]:

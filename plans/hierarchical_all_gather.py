@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from syncopate_jax.ir.argument_types import checked
 from syncopate_jax.ir.arguments import origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
 from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
@@ -15,6 +16,7 @@ NAME = "hierarchical_all_gather"
 
 
 @templates.register(NAME)
+@checked
 def hierarchical_all_gather(
     num_ranks: int,
     shape: Sequence[int],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from syncopate_jax.ir.argument_types import checked
 from syncopate_jax.ir.arguments import origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
-from syncopate_jax.ir.plan import Goal, Plan, Tensor
+from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.shards import cut_shards
 from syncopate_jax.plans.hierarchy import (
     SPREAD,
@@ -16,13 +17,14 @@ from syncopate_jax.plans.hierarchy import (
     add_reduce,
     make_nodes,
 )
-from syncopate_jax.plans.reducing import partial_regions, reduction
+from syncopate_jax.plans.reducing import all_reduce_plan, reduction
 from syncopate_jax.registry import templates
 
 NAME = "hierarchical_all_reduce"
 
 
 @templates.register(NAME)
+@checked
 def hierarchical_all_reduce(
     num_ranks: int,
     shape: Sequence[int],
@@ -70,7 +72,6 @@ def hierarchical_all_reduce(
     add_keep(hops, produced)
     add_gather(hops, groups, SPREAD, produced=False)
     made = hops.transfers(reduction(where, reduce), outer_channel=len(channels) - 1)
-    ranks = tuple(range(cut.num_ranks))
     origin = origin_text(
         NAME,
         num_ranks=num_ranks,
@@ -81,17 +82,16 @@ def hierarchical_all_reduce(
         split_axis=split_axis,
         mode=mode,
     )
-    return Plan(
-        name=where,
-        num_ranks=cut.num_ranks,
-        tensors=(Tensor(tensor, cut.shape, dtype, per_rank=True), Tensor(out, cut.shape, dtype)),
-        initial=partial_regions(cut, tensor, produced),
-        goals=tuple(
-            Goal(r, out, cut.full, tensor, ranks=ranks, reduce=reduce)
-            for r in ranks
-            if cut.full.size
-        ),
-        columns=made.columns(),
-        channels=channels,
-        origins=(origin,),
+    return all_reduce_plan(
+        where,
+        cut.num_ranks,
+        cut,
+        made.columns(),
+        tensor,
+        out,
+        dtype,
+        reduce,
+        produced,
+        channels,
+        origin,
     )

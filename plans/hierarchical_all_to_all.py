@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from syncopate_jax.ir.argument_types import checked
 from syncopate_jax.ir.arguments import origin_text
 from syncopate_jax.ir.columns import Columns
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
@@ -21,6 +22,7 @@ Array = np.ndarray
 
 
 @templates.register(NAME)
+@checked
 def hierarchical_all_to_all(
     num_ranks: int,
     shape: Sequence[int],

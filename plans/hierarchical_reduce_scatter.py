@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from syncopate_jax.ir.argument_types import checked
 from syncopate_jax.ir.arguments import origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
-from syncopate_jax.ir.plan import Goal, Plan, Tensor
+from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.shards import cut_shards
 from syncopate_jax.plans.hierarchy import Hops, add_reduce, make_nodes
-from syncopate_jax.plans.reducing import partial_regions, reduction
+from syncopate_jax.plans.reducing import reduction, scatter_plan
 from syncopate_jax.registry import templates
 
 NAME = "hierarchical_reduce_scatter"
 
 
 @templates.register(NAME)
+@checked
 def hierarchical_reduce_scatter(
     num_ranks: int,
     shape: Sequence[int],
@@ -61,8 +63,6 @@ def hierarchical_reduce_scatter(
     hops = Hops(where, mode, cut)
     add_reduce(hops, groups, produced)
     made = hops.transfers(reduction(where, reduce), outer_channel=len(channels) - 1)
-    ranks = tuple(range(cut.num_ranks))
-    goals = (Goal(r, tensor, box, ranks=ranks, reduce=reduce) for r, box in enumerate(cut.boxes()))
     origin = origin_text(
         NAME,
         num_ranks=num_ranks,
@@ -73,13 +73,6 @@ def hierarchical_reduce_scatter(
         split_axis=split_axis,
         mode=mode,
     )
-    return Plan(
-        name=where,
-        num_ranks=cut.num_ranks,
-        tensors=(Tensor(tensor, cut.shape, dtype, per_rank=True),),
-        initial=partial_regions(cut, tensor, produced),
-        goals=tuple(goal for goal in goals if goal.box.size),
-        columns=made.columns(),
-        channels=channels,
-        origins=(origin,),
+    return scatter_plan(
+        where, cut, made.columns(), tensor, dtype, reduce, produced, channels, origin
     )

@@ -62,4 +62,6 @@ def reduce_scatter_direct(
         split_axis=split_axis,
         mode=mode,
     )
-    return scatter_plan(where, cut, moves, tensor, dtype, reduce, produced, channel, origin)
+    return scatter_plan(
+        where, cut, moves.columns(), tensor, dtype, reduce, produced, (channel,), origin
+    )

@@ -39,8 +39,9 @@ def reduce_scatter_ring(
     hop waits for the tiles that produce the sender's partial and for the hop that added to it.
     Partials of other shards are overwritten on the way.
 
-    A hop hands on what it holds in the tensor's dtype: a bfloat16 or float16 sum is rounded at
-    every hop, ``num_ranks - 1`` times in all. Where that is too much, make the tensor float32.
+    A hop hands on what it holds in the tensor's dtype, and a bfloat16 or float16 sum would be
+    rounded ``num_ranks - 1`` times: the ready operators therefore make the tensor float32 and round
+    what ends at its owner. Do likewise with a kernel of your own (``ir.hops.in_float32``).
 
     Args:
       shape: extents of the whole tensor, in elements.
@@ -65,4 +66,6 @@ def reduce_scatter_ring(
         split_axis=split_axis,
         mode=mode,
     )
-    return scatter_plan(where, cut, moves, tensor, dtype, reduce, produced, channel, origin)
+    return scatter_plan(
+        where, cut, moves.columns(), tensor, dtype, reduce, produced, (channel,), origin
+    )

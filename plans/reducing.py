@@ -7,6 +7,7 @@ import numpy as np
 
 from syncopate_jax.ir.arguments import one_of
 from syncopate_jax.ir.chunk import Box
+from syncopate_jax.ir.columns import Columns
 from syncopate_jax.ir.comm import REDUCTIONS
 from syncopate_jax.ir.moves import Moves, relay
 from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
@@ -49,12 +50,12 @@ def reduce_ring(where: str, mode: str, shards: Shards, reduce: int, produced: bo
 def scatter_plan(
     name: str,
     shards: Shards,
-    moves: Moves,
+    columns: Columns,
     tensor: str,
     dtype: str,
     reduce: str,
     produced: bool,
-    channel: str,
+    channels: tuple[str, ...],
     origin: str,
 ) -> Plan:
     """A plan in which each rank starts with a partial of ``tensor`` and ends with its shard of all.
@@ -71,8 +72,8 @@ def scatter_plan(
         tensors=(Tensor(tensor, shards.shape, dtype, per_rank=True),),
         initial=partial_regions(shards.num_ranks, shards.full, tensor, produced),
         goals=tuple(goal for goal in goals if goal.box.size),
-        columns=moves.columns(),
-        channels=(channel,),
+        columns=columns,
+        channels=channels,
         origins=(origin,),
     )
 
@@ -81,20 +82,20 @@ def all_reduce_plan(
     name: str,
     num_ranks: int,
     whole: Shards,
-    moves: Moves,
+    columns: Columns,
     tensor: str,
     out: str,
     dtype: str,
     reduce: str,
     produced: bool,
-    channel: str,
+    channels: tuple[str, ...],
     origin: str,
 ) -> Plan:
     """A plan in which each rank starts with a partial of ``tensor`` and ends with all of ``out``.
 
     Args:
       whole: shards of the tensor, however many; its shape and its full box count.
-      moves: from the tensor at position 0 to ``out`` at position 1.
+      columns: operations from the tensor at position 0 to ``out`` at position 1.
 
     Raises InputError when a tensor's name or the dtype is not valid.
     """
@@ -109,8 +110,8 @@ def all_reduce_plan(
         ),
         initial=partial_regions(num_ranks, full, tensor, produced),
         goals=goals if full.size else (),
-        columns=moves.columns(),
-        channels=(channel,),
+        columns=columns,
+        channels=channels,
         origins=(origin,),
     )
 

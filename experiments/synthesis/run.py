@@ -29,12 +29,17 @@ from syncopate_jax.synthesis.synthesize import bound, synthesize
 RESULTS = Path(__file__).parent.parent / "results" / "synthesis.json"
 MIB = 1 << 20
 RANKS = (4, 8, 16, 32, 64)
+SMALL_RANKS = (8, 64)
 GRIDS = {4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 256: (16, 16)}
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
 # Bytes of a shard (all_to_all: of a block; broadcast: of the tensor), by bandwidth and by latency.
 LARGE = dict.fromkeys(KINDS, 64 * MIB) | {"all_to_all": 16 * MIB, "broadcast": 16384 * MIB}
 SMALL = dict.fromkeys(KINDS, 64 * 1024) | {"broadcast": MIB}
 PARTS = {"large": LARGE, "small": SMALL}
+PARTS_TEXT = {
+    "large": "Bandwidth: 64 MiB a shard, 16 MiB a block, 16 GiB to broadcast",
+    "small": "Latency: 64 KiB a shard or block, 1 MiB to broadcast",
+}
 
 
 def one_way_channels(grid: Topology) -> Topology:
@@ -153,7 +158,9 @@ def measure(kind: str, family: str, topology: Topology, part: str) -> dict[str, 
         "kind": kind,
         "bytes": size,
         "operations": plan.num_ops,
-        "chunks": int(plan.origins[0].rpartition("chunks=")[2].rstrip(")")),
+        "origin": plan.origins[0].partition("(")[0]
+        + " "
+        + plan.origins[0].rpartition(", ")[2][:-1],
         "synthesis_s": round(took, 3),
         "us": round(seconds * 1e6, 2),
         "bound_us": round(least.seconds * 1e6, 2),
@@ -170,13 +177,18 @@ def measure(kind: str, family: str, topology: Topology, part: str) -> dict[str, 
 def table(rows: list[dict[str, Any]], part: str) -> str:
     """Ratios to the bound by topology and ranks, the best template's in brackets."""
     lines = []
+    shown = [
+        ranks
+        for ranks in (*RANKS, 256)
+        if any((r["part"], r["ranks"]) == (part, ranks) for r in rows)
+    ]
     for kind in KINDS:
-        lines += ["", f"{kind}:", "", "| topology | " + " | ".join(map(str, RANKS)) + " |"]
-        lines.append("|---" * (1 + len(RANKS)) + "|")
+        lines += ["", f"{kind}:", "", "| topology | " + " | ".join(map(str, shown)) + " |"]
+        lines.append("|---" * (1 + len(shown)) + "|")
         families = dict.fromkeys(row["family"] for row in rows)
         for family in families:
             cells = []
-            for ranks in RANKS:
+            for ranks in shown:
                 found = [
                     row
                     for row in rows
@@ -188,8 +200,23 @@ def table(rows: list[dict[str, Any]], part: str) -> str:
     return "\n".join(lines)
 
 
+def times(rows: list[dict[str, Any]]) -> str:
+    """The longest that synthesis took, by kind and ranks, in seconds of the processor."""
+    shown = sorted({row["ranks"] for row in rows})
+    lines = ["| kind | " + " | ".join(map(str, shown)) + " |", "|---" * (1 + len(shown)) + "|"]
+    for kind in KINDS:
+        cells = []
+        for ranks in shown:
+            took = [r["synthesis_s"] for r in rows if (r["kind"], r["ranks"]) == (kind, ranks)]
+            cells.append(f"{max(took):.1f}" if took else "")
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def _cell(row: dict[str, Any]) -> str:
-    template = row.get("template_us")
+    if "template" not in row:
+        return f"{row['ratio']:.3f}"
+    template = row["template_us"]
     other = f"{template / row['bound_us']:.2f}" if template else "none"
     return f"{row['ratio']:.3f} ({other})"
 
@@ -202,24 +229,26 @@ def main() -> None:
     args = parser.parse_args()
     if args.table:
         rows = json.loads(RESULTS.read_text())["rows"]
-        for part in PARTS:
-            print(f"\n{part}:\n{table(rows, part)}")
+        for part, text in PARTS_TEXT.items():
+            print(f"\n### {text}\n{table(rows, part)}")
+        print(f"\n### Seconds that synthesis takes\n\n{times(rows)}")
         return
     cases = [
         (kind, family, topology, part)
         for part in (("large",) if args.large_only else PARTS)
         for ranks in args.ranks
+        if part == "large" or ranks in SMALL_RANKS
         for family, topology in topologies(ranks).items()
         for kind in KINDS
     ]
     cases += [
         (kind, family, topology, "large")
-        for family, topology in (
-            ("fully connected", presets.h200_nvlink(256)),
-            ("torus", presets.torus(16, 16)),
-            ("32 nodes", presets.nodes(32, 8)),
+        for family, topology, kinds in (
+            ("fully connected", presets.h200_nvlink(256), ("all_gather", "all_reduce")),
+            ("torus", presets.torus(16, 16), ("all_gather", "all_reduce", "all_to_all")),
+            ("32 nodes", presets.nodes(32, 8), ("all_gather",)),
         )
-        for kind in KINDS
+        for kind in kinds
     ]
     rows: list[dict[str, Any]] = []
     for case in cases:

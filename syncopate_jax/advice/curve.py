@@ -14,7 +14,8 @@ _BAR = 30  # characters of the longest bar
 def table(advice: Advice) -> str:
     """Every layer's best plan at every degree, then the curve: all layers together."""
     lines = [f"{advice.tokens} tokens a group on {advice.topology}, microseconds a layer:"]
-    rows = [("degree", "layer", "plan", "split", "compute", "communication", "predicted")]
+    head = ("degree", "layer", "plan", "split", "compute", "communication", "predicted")
+    rows: list[tuple[str, ...]] = [head]
     for choice in advice.choices:
         rows.append(
             (

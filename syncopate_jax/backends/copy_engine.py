@@ -317,7 +317,7 @@ class FlaggedKernel(FusedKernel):
             grid_names=(CTA_AXIS,),
             compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
             **loop.launch(),
-        )(self._table(), flags, *arrays.values())
+        )(self._own_table(), flags, *arrays.values())
         by_key = dict(zip(outs, made, strict=True))
         return [self._result(name, placed, by_key) for name in kernel.results]
 

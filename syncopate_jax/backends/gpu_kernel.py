@@ -99,7 +99,7 @@ class FusedKernel:
         watched = self.launch.watchdog_us > 0
         records = (self.ranks if folded else 1, len(gpu_signals.RECORD))
         outs += [jax.ShapeDtypeStruct(records, jnp.int32)] if watched else []
-        table = self._table()
+        table = jnp.asarray(self.layout.table)
         is_shared = frozenset(k for k, one in zip(keys, shared, strict=True) if one)
 
         def body(table_ref: Any, *refs: Any) -> None:
@@ -131,9 +131,9 @@ class FusedKernel:
         lead, *rest = buffer.matrices
         return (lead * self.ranks if self.launch.folded and not shared else lead, *rest)
 
-    def _table(self) -> jax.Array:
-        table = jnp.asarray(self.layout.table)
-        return table if self.launch.folded else table[lax.axis_index(self.work.axis_names)][None]
+    def _own_table(self) -> jax.Array:
+        """The row of this device's rank, for a kernel that cannot ask which rank it is."""
+        return jnp.asarray(self.layout.table)[lax.axis_index(self.work.axis_names)][None]
 
     def _result(
         self, name: str, placed: Mapping[Key, Placed], made: Mapping[Key, jax.Array]
@@ -172,7 +172,7 @@ class FusedKernel:
             watch,
         )
         wg = lax.axis_index(self.work.kernel.loop_body.launch()["thread_name"])
-        run = _Cta(self, _Row(table, rank), peers, signals, cta, wg)
+        run = _Cta(self, _Row(table, rank_id), peers, signals, cta, wg)
         if watch is not None:
             pl.when((cta == 0) & (wg == 0))(lambda: gpu_signals.clear_record(watch))
         if not self.communicating:
@@ -306,6 +306,10 @@ class _Places:
         return self.kernel.layout.addend_key is not None
 
     @property
+    def single_addends(self) -> bool:
+        return self.kernel.layout.addends.most <= 1
+
+    @property
     def direct(self) -> bool:
         return self.kernel.direct
 
@@ -380,7 +384,7 @@ class _Places:
 
             gpu_peers.choose(len(layout.store_keys), get(i, 0), store)
 
-        if self.kernel.communicating:
+        if self.kernel.communicating or layout.stores.each == 1:
             one(lo, None)
         else:
             lax.fori_loop(lo, hi, one, None)

@@ -117,6 +117,10 @@ class Signals:
     @staticmethod
     def _each(table: Any, lists: Lists, point: Any, do: Any) -> None:
         lo, hi = lists.bounds(table, point)
+        if lists.each is not None:
+            for number in range(lists.each):
+                do(lo + number)
+            return
 
         def body(i: jax.Array, _: None) -> None:
             do(i)

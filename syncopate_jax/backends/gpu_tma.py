@@ -19,8 +19,9 @@ from syncopate_jax.errors import UnsupportedError
 
 COPY_BYTES = 16  # the TMA unit's unit of length and alignment
 ROW_BYTES = 512  # of a piece: 256 elements is the most the unit copies along a dimension
-ROWS = 64
-STAGES = 2
+ROWS = 32
+STAGES = 4
+AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,14 @@ class TmaMover:
     """Each warpgroup of a CTA keeps ``stages`` pieces in flight.
 
     Attributes:
-      stages: pieces in flight, at least 2.
+      stages: pieces in shared memory, at least 2.
       rows: of a piece, at most.
+      ahead: pieces that are being loaded, at least 1 and fewer than ``stages``; the others leave.
     """
 
     stages: int = STAGES
     rows: int = ROWS
+    ahead: int = AHEAD
     copied: bool = True
 
     def pieces(self, layout: Layout) -> dict[Any, Piece]:
@@ -76,7 +79,7 @@ class TmaMover:
     def run(
         self, scratch: dict[str, Any], warpgroup: Any, part: Part, piece: Piece, dtype: Any
     ) -> None:
-        stages, steps = self.stages, part.steps
+        stages, ahead, steps = self.stages, self.ahead, part.steps
         smem, loaded = scratch[f"smem_{dtype}"], scratch["loaded"]
 
         def slot_of(i: Any) -> Any:
@@ -102,11 +105,11 @@ class TmaMover:
                     smem.at[warpgroup, slot], box_of(m, r, c, piece)
                 ),
             )
-            # All but the newest piece have left shared memory: the next may take a place there.
-            plgpu.wait_smem_to_gmem(1, wait_read_only=True)
-            pl.when(i + stages - 1 < steps)(lambda: load(i + stages - 1))
+            # All but the newest pieces have left shared memory: the next may take a place there.
+            plgpu.wait_smem_to_gmem(stages - ahead, wait_read_only=True)
+            pl.when(i + ahead < steps)(lambda: load(i + ahead))
 
-        for i in range(stages - 1):
+        for i in range(ahead):
             pl.when(i < steps)(functools.partial(load, jnp.int32(i)))
         lax.fori_loop(jnp.int32(0), steps, step, None)
         plgpu.wait_smem_to_gmem(0)  # landed, not only read

@@ -12,6 +12,7 @@ from jax import lax
 
 from syncopate_jax.backends.buffers import Buffer
 from syncopate_jax.errors import DeadlockError
+from syncopate_jax.ir.hops import hop_tensors
 from syncopate_jax.ir.plan import Plan
 
 Arrays = dict[str, jax.Array]
@@ -105,25 +106,35 @@ def run(
     ``arrays[tensor]`` is what ``buffers[tensor]`` says a rank holds. Data moves in the order of the
     whole plan; operations that concern another tensor are left out.
 
-    Sums are made in float32 (float64 for float64) and rounded to the tensor's dtype once a hop.
+    What is added to is held in float32 (if its dtype has fewer bits) and rounded once, at the end;
+    a sum that hops carry travels in float32, all else in its tensor's dtype.
     """
     rank = lax.axis_index(axis_names)
-    arrays = dict(arrays)
-    for step in rounds(plan):
-        if step.src not in arrays or step.dst not in arrays:
-            continue
-        arrays[step.dst] = _round(plan, step, buffers, arrays, rank, axis_names)
-    return arrays
+    steps = [step for step in rounds(plan) if step.src in arrays and step.dst in arrays]
+    added, carried = {step.dst for step in steps if step.reduce == 1}, hop_tensors(plan)
+    held = {name: _wide(x) if name in added else x for name, x in arrays.items()}
+    for step in steps:
+        wide = step.reduce > 0 and step.src in carried
+        sent = held[step.src] if wide else held[step.src].astype(arrays[step.src].dtype)
+        held[step.dst] = _round(plan, step, buffers, sent, held[step.dst], rank, axis_names)
+    return {name: x.astype(arrays[name].dtype) for name, x in held.items()}
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+    return x.astype(jnp.float32) if narrow else x
 
 
 def _round(
     plan: Plan,
     step: Round,
     buffers: Mapping[str, Buffer],
-    arrays: Arrays,
+    source: jax.Array,
+    target: jax.Array,
     rank: jax.Array,
     axis_names: tuple[str, ...],
 ) -> jax.Array:
+    """``target``, this rank's array of ``step.dst``, after the round."""
     c, rows = plan.columns, list(step.rows)
     ends = list(zip(c.src_rank[rows].tolist(), c.dst_rank[rows].tolist(), strict=True))
     out_at = np.zeros((plan.num_ranks, len(plan.tensor(step.src).shape)), np.int32)
@@ -133,14 +144,13 @@ def _round(
         out_at[s] = c.src_lo[row, : out_at.shape[1]] - buffers[step.src].lo[s]
         into_at[d] = c.dst_lo[row, : into_at.shape[1]] - buffers[step.dst].lo[d]
         receives[d] = True
-    sent = lax.dynamic_slice(arrays[step.src], jnp.asarray(out_at)[rank], step.shape)
-    got = lax.ppermute(sent, axis_names, ends)
-    target, at = arrays[step.dst], jnp.asarray(into_at)[rank]
+    sent = lax.dynamic_slice(source, jnp.asarray(out_at)[rank], step.shape)
+    got = lax.ppermute(sent, axis_names, ends).astype(target.dtype)
+    at = jnp.asarray(into_at)[rank]
     old = lax.dynamic_slice(target, at, step.shape)
-    wide = jnp.promote_types(target.dtype, jnp.float32)
     if step.reduce == 1:
-        got = (old.astype(wide) + got.astype(wide)).astype(target.dtype)
+        got = old + got
     elif step.reduce == 2:
         got = jnp.maximum(old, got)
-    new = jnp.where(jnp.asarray(receives)[rank], got.astype(target.dtype), old)
+    new = jnp.where(jnp.asarray(receives)[rank], got, old)
     return lax.dynamic_update_slice(target, new, at)

@@ -59,6 +59,7 @@ class Picture:
     """Everything a picture shows.
 
     Attributes:
+      title: what was simulated, and its figures.
       chunks: names of the chunks that the bars refer to.
       makespan: seconds.
     """
@@ -73,13 +74,28 @@ class Picture:
         """Colour of a chunk, ``#rrggbb``."""
         return OWN_COLOUR if chunk == OWN else chunk_colour(chunk, len(self.chunks))
 
+    @property
+    def guide(self) -> tuple[str, ...]:
+        """How to read the bars and colours, in lines of at most 180 letters."""
+        if all(lane.channel >= 0 for lane in self.lanes):
+            return (
+                "A bar is one transfer, on the line of the rank that starts it; its faint tail is "
+                "data still on the way. A colour is the chunk of data that it brings.",
+            )
+        return (
+            "A bar is one tile being computed or one transfer; a transfer's faint tail is data "
+            "still on the way. A gap in a row of tiles is a worker that waits for data.",
+            "A colour is a chunk of data: a transfer has that of the chunk it brings, a tile that "
+            "of the chunk it last waited for or else helps to make; grey tiles do neither.",
+        )
+
     def legend(self, most: int) -> list[tuple[str, str]]:
         """(colour, words) for at most ``most`` chunks, spread over all of them."""
         count = len(self.chunks)
         shown = np.unique(np.linspace(0, max(count - 1, 0), min(count, most)).astype(int))
         found = [(self.colour(i), self.chunks[i]) for i in shown.tolist()]
         if any(bar.chunk == OWN for bar in self.bars):
-            found.insert(0, (OWN_COLOUR, "no wait"))
+            found.insert(0, (OWN_COLOUR, "tile that no transfer feeds or waits for"))
         if count > most:
             found.append(("none", f"{most} of {count} chunks listed"))
         return found
@@ -108,10 +124,10 @@ def chunk_colour(chunk: int, count: int) -> str:
 
 def _title(timeline: Timeline, ranks: int) -> str:
     plan = timeline.plan
-    parts = [f"{timeline.makespan * 1e6:.1f} us"]
+    parts = [f"ends at {timeline.makespan * 1e6:.1f} us"]
     if timeline.tile_start.size:
-        parts.append(f"tiles alone {timeline.compute_alone().max() * 1e6:.1f} us")
-        parts.append(f"exposed {timeline.exposed().max() * 1e6:.1f} us")
+        parts.append(f"computing alone takes {timeline.compute_alone().max() * 1e6:.1f} us")
+        parts.append(f"{timeline.exposed().max() * 1e6:.1f} us of communication are not hidden")
     if ranks < plan.num_ranks:
         parts.append(f"{ranks} of {plan.num_ranks} ranks shown")
     return f"{plan.name} on {timeline.topology.name}: {', '.join(parts)}"

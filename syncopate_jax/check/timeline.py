@@ -12,10 +12,11 @@ from syncopate_jax.check.timing import Timeline
 from syncopate_jax.errors import InputError, UnsupportedError
 
 # Sizes in pixels of the SVG; the PNG keeps their proportions.
-_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 1200, 120, 24, 44, 46
+_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 1200, 120, 24, 72, 46
 _TILE_LANE, _OP_LANE, _GAP, _RANK_GAP = 34, 12, 3, 10
 _LEGEND_LINE, _LEGEND_COLUMNS, _LEGEND_MOST = 18, 4, 16
-_INK, _GRID, _FAINT = "#222222", "#dddddd", 0.35
+_TITLE, _GUIDE, _GUIDE_LINE = 24, 42, 15  # where the title and the lines that explain it stand
+_INK, _PALE_INK, _GRID, _FAINT = "#222222", "#666666", "#dddddd", 0.35
 
 
 def draw(timeline: Timeline, path: str | Path, *, max_ranks: int = 16) -> None:
@@ -55,8 +56,11 @@ def svg(picture: Picture) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
         f'viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" font-size="11" fill="{_INK}">',
         f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="{_LEFT}" y="26" font-size="15">{escape(picture.title)}</text>',
+        f'<text x="{_LEFT}" y="{_TITLE}" font-size="15">{escape(picture.title)}</text>',
     ]
+    for line, words in enumerate(picture.guide):
+        y = _GUIDE + line * _GUIDE_LINE
+        parts.append(f'<text x="{_LEFT}" y="{y}" fill="{_PALE_INK}">{escape(words)}</text>')
     parts += _svg_axis(picture.makespan, scale, bottom)
     parts += _svg_lanes(picture.lanes, tops)
     parts += _svg_bars(picture, tops, scale)
@@ -212,13 +216,17 @@ def _draw_png(picture: Picture, path: Path) -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.set_xlabel("time (us)", fontsize=8)
-    axes.set_title(picture.title, fontsize=10, loc="left")
+    left = _LEFT / _WIDTH
+    figure.text(left, 1 - _TITLE / height, picture.title, fontsize=10)
+    for line, words in enumerate(picture.guide):
+        y = 1 - (_GUIDE + line * _GUIDE_LINE) / height
+        figure.text(left, y, words, fontsize=7, color=_PALE_INK)
     handles = [Patch(facecolor=colour, label=words) for colour, words in legend]
     if handles:
         figure.legend(
             handles=handles,
             loc="lower left",
-            bbox_to_anchor=(_LEFT / _WIDTH, 0.0),
+            bbox_to_anchor=(left, 0.0),
             ncols=_LEGEND_COLUMNS,
             fontsize=7,
             frameon=False,

@@ -16,6 +16,13 @@ from syncopate_jax.check.timing import Timeline
 _WORKER_THREADS = 1000
 """Threads below are channels, from here on workers."""
 
+GUIDE = (
+    "A process is a rank. Its threads are its channels, with a slice for each transfer it starts, "
+    "and its workers, with a slice for each tile. An arrow leads from a transfer to a tile that "
+    "waited for the data it brought."
+)
+"""What a viewer shows, in its file's ``otherData``."""
+
 
 def trace_events(timeline: Timeline, max_ranks: int = 64) -> list[dict[str, Any]]:
     """The events of the first ``max_ranks`` ranks."""
@@ -33,7 +40,11 @@ def write_trace(timeline: Timeline, path: str | Path, max_ranks: int = 64) -> No
     top = {
         "traceEvents": trace_events(timeline, max_ranks),
         "displayTimeUnit": "ns",
-        "otherData": {"plan": timeline.plan.name, "topology": timeline.topology.name},
+        "otherData": {
+            "plan": timeline.plan.name,
+            "topology": timeline.topology.name,
+            "guide": GUIDE,
+        },
     }
     Path(path).write_text(json.dumps(top) + "\n")
 
@@ -93,7 +104,7 @@ def _arrows(
         send, wait = by_entity.get(op), by_entity.get(ops + tile)
         if send is None or wait is None:
             continue
-        arrow = {"name": "chunk", "cat": "chunk", "id": number}
+        arrow = {"name": "waited for", "cat": "chunk", "id": number}
         # Each end must lie inside the slice that it joins.
         events.append({"ph": "s", "ts": send.start * 1e6, **arrow, **_place(picture, send)})
         end = max(wait.start, min(send.finish, wait.finish)) * 1e6

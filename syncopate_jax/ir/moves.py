@@ -47,31 +47,7 @@ class Moves:
 
     def columns(self) -> Columns:
         """The operations whose boxes are not empty, dependencies renumbered."""
-        keep = np.all(self.src_hi > self.src_lo, axis=-1)
-        index = np.cumsum(keep, axis=1) - 1
-        rank, slot = np.nonzero(keep)
-        dep_rank, dep_slot = self.dep_rank[rank, slot], self.dep_slot[rank, slot]
-        known = (dep_rank >= 0) & keep[np.maximum(dep_rank, 0), np.maximum(dep_slot, 0)]
-        produced = self.produced[rank, slot]
-        given = {
-            field.name: getattr(self, field.name)[rank, slot]
-            for field in fields(self)
-            if field.name not in ("dep_rank", "dep_slot", "produced")
-        }
-        return make_columns(
-            len(rank),
-            self.src_lo.shape[-1],
-            rank=rank,
-            **given,
-            dep_start=_starts(np.count_nonzero(known, axis=1)),
-            dep_rank=dep_rank[known],
-            dep_index=index[dep_rank[known], dep_slot[known]],
-            cdep_start=_starts(produced),
-            cdep_rank=given["src_rank"][produced],
-            cdep_tensor=given["src_tensor"][produced],
-            cdep_lo=given["src_lo"][produced],
-            cdep_hi=given["src_hi"][produced],
-        )
+        return join_columns([self])
 
 
 def make_moves(
@@ -189,19 +165,49 @@ def relay(
     )
 
 
-def join(phases: Sequence[Moves]) -> Moves:
-    """Phases one after the other; slots count from the start of the first phase."""
-    widest = max(phase.dep_rank.shape[-1] for phase in phases)
-    joined = {}
-    for field in fields(Moves):
-        parts = [getattr(phase, field.name) for phase in phases]
-        if field.name in ("dep_rank", "dep_slot"):
-            parts = [
-                np.pad(part, ((0, 0), (0, 0), (0, widest - part.shape[-1])), constant_values=-1)
-                for part in parts
-            ]
-        joined[field.name] = np.concatenate(parts, axis=1)
-    return Moves(**joined)
+def join_columns(phases: Sequence[Moves]) -> Columns:
+    """As ``Moves.columns``, of phases one after the other, whose slots are counted through.
+
+    Phases may differ in D: one in which an operation waits for many does not widen the others.
+    """
+    parts = [np.all(phase.src_hi > phase.src_lo, axis=-1) for phase in phases]
+    keep = np.concatenate(parts, axis=1)
+    index = np.cumsum(keep, axis=1) - 1
+    row = (np.cumsum(keep) - 1).reshape(keep.shape)
+    rank, slot = np.nonzero(keep)
+    given = {
+        field.name: np.concatenate([getattr(phase, field.name) for phase in phases], axis=1)
+        for field in fields(Moves)
+        if field.name not in ("dep_rank", "dep_slot")
+    }
+    given = {name: table[rank, slot] for name, table in given.items()}
+    produced = given.pop("produced")
+    owner, dep_rank, dep_slot = [], [], []
+    first = 0
+    for phase, kept in zip(phases, parts, strict=True):
+        found, place = phase.dep_rank[kept], phase.dep_slot[kept]
+        known = (found >= 0) & keep[np.maximum(found, 0), np.maximum(place, 0)]
+        rows = row[:, first : first + kept.shape[1]][kept]
+        owner.append(np.repeat(rows, np.count_nonzero(known, axis=1)))
+        dep_rank.append(found[known])
+        dep_slot.append(place[known])
+        first += kept.shape[1]
+    owners, ranks, slots = map(np.concatenate, (owner, dep_rank, dep_slot))
+    order = np.argsort(owners, kind="stable")
+    return make_columns(
+        len(rank),
+        phases[0].src_lo.shape[-1],
+        rank=rank,
+        **given,
+        dep_start=_starts(np.bincount(owners, minlength=len(rank))),
+        dep_rank=ranks[order],
+        dep_index=index[ranks, slots][order],
+        cdep_start=_starts(produced),
+        cdep_rank=given["src_rank"][produced],
+        cdep_tensor=given["src_tensor"][produced],
+        cdep_lo=given["src_lo"][produced],
+        cdep_hi=given["src_hi"][produced],
+    )
 
 
 def _starts(counts: Array) -> Array:

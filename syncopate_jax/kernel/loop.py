@@ -50,6 +50,11 @@ class Places(Protocol):
         ...
 
     @property
+    def single_addends(self) -> bool:
+        """Whether no tile has more than one addend."""
+        ...
+
+    @property
     def direct(self) -> bool:
         """Whether results are stored from registers, not by the copy unit."""
         ...

@@ -9,6 +9,7 @@ from typing import Any
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir.chunk import Box, split_points
+from syncopate_jax.ir.hops import in_float32, rounds_at_hops
 from syncopate_jax.ir.plan import ITEM_SIZES, Goal, Plan, Region
 from syncopate_jax.ops.blocked import Blocked
 from syncopate_jax.options import Options
@@ -44,6 +45,16 @@ def plan_for(
         plan = _from_template(options.plan, kind, layout, dtype, tiles, options)
     _check_same_exchange(plan, usual, kind)
     return plan
+
+
+def float32_options(plan: Plan, options: Options) -> Options | None:
+    """Options that give ``plan`` again in float32, if it would round a sum at every hop.
+
+    What travels and what the kernel writes is then float32, and the caller rounds the result.
+    """
+    if not rounds_at_hops(plan):
+        return None
+    return options.using(plan=in_float32(plan)) if options.plan is plan else options
 
 
 def _from_template(

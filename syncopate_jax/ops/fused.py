@@ -13,7 +13,7 @@ from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.ops.blocked import Blocked, block
-from syncopate_jax.ops.exchange_plan import plan_for, sublanes
+from syncopate_jax.ops.exchange_plan import float32_options, plan_for, sublanes
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.pallas_kernels import contraction_mosaic_gpu, contraction_triton, matmul_tpu
@@ -77,6 +77,7 @@ def contract(
     operator, layout = _prepared(spec, axis_names, options, out_dtype, lhs, rhs)
     operands = (x.reshape(layout.operand_shape(p)) for p, x in (("lhs", lhs), ("rhs", rhs)))
     (out,) = operator(*operands)
+    out = out.astype(out_dtype)  # where hops carried the sum in float32; else it is that already
     if spec.kind != "all_reduce":  # one rank's share of a sum over one rank looks like the sum
         out, _ = custom_call.vary_alike((out, lhs))
     return out.reshape(layout.result)
@@ -165,7 +166,10 @@ def prepare(
     out_dtype: str,
     options: Options,
 ) -> tuple[Blocked, PallasKernel, Plan]:
-    """Layout, local kernel and plan of a contraction, with tiles of at most ``largest``."""
+    """Layout, local kernel and plan of a contraction, with tiles of at most ``largest``.
+
+    Kernel and plan are of float32, whatever ``out_dtype``, where the plan adds over several hops.
+    """
     moved = dtype if layout.place != "out" else out_dtype
     asked = options.tile_sizes
     if kind == "all_reduce" and layout.scatter < 0:
@@ -174,6 +178,8 @@ def prepare(
     if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
         layout = layout.ungrouped()
     plan = plan_for(kind, layout, moved, tiles, options)
+    if wide := float32_options(plan, options):
+        return prepare(kind, layout, largest, dtype, "float32", wide)
     kernel = matmul_tpu.matmul(
         layout.lhs,
         layout.rhs,
@@ -208,12 +214,19 @@ def prepare_gpu(
 ) -> tuple[Blocked, PallasKernel, Plan]:
     """As ``prepare``, for the tensor cores of a GPU: tiles of a fixed size, cut by the edge."""
     tiles, config = contraction_mosaic_gpu.choose_config(
-        layout.lhs, layout.out, layout.extents, options.tile_sizes, out_dtype
+        layout.lhs,
+        layout.out,
+        layout.extents,
+        options.tile_sizes,
+        out_dtype,
+        adds=kind in ("reduce_scatter", "all_reduce"),
     )
     if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
         layout = layout.ungrouped()
     moved = dtype if layout.place != "out" else out_dtype
     plan = plan_for(kind, layout, moved, tiles, options)
+    if wide := float32_options(plan, options):
+        return prepare_gpu(kind, layout, largest, dtype, "float32", wide)
     kernel = contraction_mosaic_gpu.contraction(
         layout.lhs,
         layout.rhs,

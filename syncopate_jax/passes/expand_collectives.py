@@ -262,10 +262,9 @@ class _Expansion:
             for key, value in arguments.items()
             if key != "num_ranks"
         }
-        dtype = self.plan.tensor(head.src.tensor).dtype
-        return synthesize(
-            head.kind, subset(self.topology, head.ranks), **{"dtype": dtype} | renamed | dict(extra)
-        )
+        renamed["dtype"] = self.plan.tensor(head.src.tensor).dtype
+        renamed["one_shot"] = not _meet(head.src, head.dst)
+        return synthesize(head.kind, subset(self.topology, head.ranks), **renamed | dict(extra))
 
     def _scratch_name(self) -> str:
         names = {tensor.name for tensor in self.tensors}
@@ -309,9 +308,9 @@ class _Group:
         made: dict[tuple[int, int], _New] = {}
         for place, listed in enumerate(ops):
             for index, op in enumerate(listed):
-                new = self._place(place, op)
-                if new.op.direction != "copy" or new.op.src != new.op.dst:
-                    made[place, index] = new
+                placed = self._place(place, op)
+                if placed.direction != "copy" or placed.src != placed.dst:
+                    made[place, index] = _New(placed)
         for (place, index), new in made.items():
             op = ops[place][index]
             ends = ((op.src_rank, new.op.src, False), (op.dst_rank, new.op.dst, True))
@@ -332,21 +331,19 @@ class _Group:
         self._file(new, copy.place, (copy.place,))
         return new
 
-    def _place(self, place: int, op: P2P) -> _New:
+    def _place(self, place: int, op: P2P) -> P2P:
         """``op`` of the template between the members' own buffers."""
         ranks, layout, head = self.parts[0].ranks, self.layout, self.parts[0]
         tensors = [tensor.name for tensor in self.template.tensors]
-        return _New(
-            P2P(
-                rank=ranks[place],
-                src_rank=ranks[op.src_rank],
-                dst_rank=ranks[op.dst_rank],
-                src=layout.read(op.src_rank, tensors.index(op.src.tensor), op.src.box),
-                dst=layout.write(op.dst_rank, tensors.index(op.dst.tensor), op.dst.box),
-                reduce=op.reduce,
-                channel=op.channel if self.own_channels else head.channel,
-                origin=self.origin,
-            )
+        return P2P(
+            rank=ranks[place],
+            src_rank=ranks[op.src_rank],
+            dst_rank=ranks[op.dst_rank],
+            src=layout.read(op.src_rank, tensors.index(op.src.tensor), op.src.box),
+            dst=layout.write(op.dst_rank, tensors.index(op.dst.tensor), op.dst.box),
+            reduce=op.reduce,
+            channel=op.channel if self.own_channels else head.channel,
+            origin=self.origin,
         )
 
     def _after(
@@ -363,7 +360,8 @@ class _Group:
 
     def _wait(self, new: _New, ends: Iterable[tuple[int, Chunk, bool]]) -> None:
         """Makes ``new`` wait for what the members at its ends waited for."""
-        waited = {rank for one in new.after for rank in (one.op.src_rank, one.op.dst_rank)}
+        before = [one.op for one in new.after if isinstance(one.op, P2P)]
+        waited = {rank for op in before for rank in (op.src_rank, op.dst_rank)}
         for place, chunk, writes in ends:
             part = self.parts[place]
             if part.rank not in waited:

@@ -4,8 +4,8 @@ Each term holds for every plan that only pushes, or only pulls, under the cost m
 ``ir.topology`` and ``check.simulate``, however it relays, cuts or combines data:
 
 * *cut*: what must enter (or leave) a set of ranks is no faster than its links and ports together.
-  Tried are single ranks, the clusters that faster links join, and the ranks within 1, 2, … hops;
-  for an all-reduce also all clusters at once, each taken as one rank.
+  Tried are single ranks, the clusters that faster links join, the ranks within 1, 2, … hops, and
+  those nearer to one end of a link; for an all-reduce also all clusters, each taken as one rank.
 * *work*: every byte delivered holds a queue, and a rank has one queue a channel; so all deliveries
   together are no faster than all queues (and all ports) together. All-gather and reduce-scatter
   deliver each byte to (or from) all members but one; an all-reduce does both, 2(n-1) transfers an
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncopate_jax.synthesis.network import Network, balls
+from syncopate_jax.synthesis.network import Network, balls, halves
 
 Array = np.ndarray
 
@@ -113,7 +113,7 @@ def _cut(network: Network, demand: Demand) -> float:
         cluster = network.clusters(level)
         sets += [cluster == one for one in np.unique(cluster)]
     worst = _between_clusters(network, demand)
-    for inside in (*sets, *balls(network)):
+    for inside in (*sets, *balls(network), *halves(network)):
         for needed, a, b in zip(
             _crossing(demand, inside[members]), (~inside, inside), (inside, ~inside), strict=True
         ):

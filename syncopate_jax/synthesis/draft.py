@@ -209,10 +209,19 @@ def _all_reduced(request: Request, pieces: int, made: Transfers, channels: tuple
     return _plan(request, pieces, tensors, _partials(request), goals, made, channels)
 
 
-def one_shot_draft(request: Request) -> Draft | None:
-    """An all-reduce in one hop, for small tensors; None where a fastest path has several."""
-    members, full = np.array(request.members), request.shards.full
+def one_shot_draft(request: Request, limit: float) -> Draft | None:
+    """An all-reduce in one hop, for small tensors.
+
+    None where a fastest path has several hops, or it would surely take over ``limit`` seconds.
+    """
+    net, members, full = request.network, np.array(request.members), request.shards.full
     if full.size == 0 or len(members) < 2:
+        return None
+    fastest = sum(
+        float(net.bandwidth[net.channel == channel].max(initial=0.0))
+        for channel in range(len(net.channels))
+    )
+    if (len(members) - 1) * full.size * request.itemsize / fastest > limit:
         return None
     place, into = (side.reshape(-1) for side in np.indices((len(members),) * 2))
     place, into = place[place != into], into[place != into]
@@ -225,7 +234,7 @@ def one_shot_draft(request: Request) -> Draft | None:
     def build() -> Plan:
         channels, copying = _with_copies(request)
         made = one_shot(
-            request.network,
+            net,
             replace(sends, chunk=place[sends.chunk]),
             Chunks(lo[:count], hi[:count], members),
             pull=request.pull,

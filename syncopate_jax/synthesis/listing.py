@@ -67,7 +67,9 @@ class _Listing:
             [] for _ in range(max(self.queue, default=-1) + 1)
         ]
         self.idle = set(range(len(self.ready)))
-        self.blocked: set[int] = set()
+        self.held_up: list[set[int]] = [
+            set() for _ in self.spare
+        ]  # by port, queues it lacks room for
         self.fresh: set[int] = set()  # transfers whose data came at this instant
         self.stirred: set[int] = set()  # queues freed at this instant
         self.start = [-1.0] * count
@@ -83,8 +85,10 @@ class _Listing:
             self.fresh.clear()
             self.stirred.clear()
             dirty = set()
+            roomy: set[int] = set()
             while self.heap and self.heap[0][0] == self.now:
                 _, what, one = heappop(self.heap)
+                roomy.update((self.egress[one], self.ingress[one]))
                 if what == _FREED:
                     self.spare[self.egress[one]] += self.rate[one]
                     self.spare[self.ingress[one]] += self.rate[one]
@@ -96,7 +100,10 @@ class _Listing:
                     self.unmet[other] -= 1
                     if not self.unmet[other]:
                         dirty.add(self._arrive(other))
-            self._issue(dirty | self.blocked)
+            for port in roomy:
+                dirty |= self.held_up[port]
+                self.held_up[port].clear()
+            self._issue(dirty)
         return np.array(self.start), np.array(self.landed)
 
     def _arrive(self, one: int) -> int:
@@ -106,18 +113,21 @@ class _Listing:
         return self.queue[one]
 
     def _issue(self, queues: set[int]) -> None:
+        spare, quiet, need = self.spare, self.quiet, self.need
         for queue in sorted(queues & self.idle):
-            self.blocked.discard(queue)
+            stirred = queue in self.stirred
             for place, (_, one) in enumerate(self.ready[queue][:_TRIED]):
-                egress, ingress = self.egress[one], self.ingress[one]
-                room = min(self.spare[egress], self.spare[ingress]) >= self.need[one]
-                natural = queue in self.stirred or one in self.fresh
-                if room and (natural or max(self.quiet[egress], self.quiet[ingress]) <= self.now):
+                lacking = -1
+                for port in (self.egress[one], self.ingress[one]):
+                    held = not stirred and quiet[port] > self.now and one not in self.fresh
+                    if held or spare[port] < need[one]:
+                        lacking = port
+                        break
+                if lacking < 0:
                     del self.ready[queue][place]
-                    self.blocked.discard(queue)
                     self._start(queue, one)
                     break
-                self.blocked.add(queue)
+                self.held_up[lacking].add(queue)
 
     def _start(self, queue: int, one: int) -> None:
         self.idle.discard(queue)

@@ -20,6 +20,8 @@ HOST = "host"
 # Links whose bandwidths differ by less than this factor count as equally fast.
 _SAME_SPEED = 1.5
 
+_PER_LINK = ("src", "dst", "channel", "bandwidth", "overhead", "latency", "egress", "ingress")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Network:
@@ -66,8 +68,7 @@ class Network:
 
     def only(self, links: Array) -> Network:
         """The network with just these links, in this order."""
-        fields = ("src", "dst", "channel", "bandwidth", "overhead", "latency", "egress", "ingress")
-        return replace(self, **{name: getattr(self, name)[links] for name in fields})
+        return replace(self, **{name: getattr(self, name)[links] for name in _PER_LINK})
 
     def seconds(self, size: float) -> Array:
         """[links] seconds from the issue of a transfer of ``size`` bytes until it has landed."""
@@ -182,45 +183,43 @@ def _links(
 ) -> Network:
     """The links of channels ``names`` between ``ranks``."""
     among = np.array(sorted(ranks), np.int64)
-    columns: list[list[Array]] = []
+    columns: list[dict[str, Array]] = []
     capacity: list[float] = []
     kept = [c for c in topology.channels if c.name in names]
     for number, channel in enumerate(kept):
         columns.append(_channel_links(channel, number, among, len(capacity)))
         capacity += [*channel.egress.tolist(), *channel.ingress.tolist()]
-    joined = (
-        [np.concatenate(parts) for parts in zip(*columns, strict=True)]
-        if columns
-        else [np.zeros(0, np.int64) for _ in range(8)]
-    )
+    none = [np.zeros(0, np.int64)]  # where there is no channel at all
+    joined = {name: np.concatenate([c[name] for c in columns] or none) for name in _PER_LINK}
     team = tuple(ranks) if members is None else tuple(members)
     return Network(
-        topology,
-        tuple(c.name for c in kept),
-        team,
-        tuple(r for r in ranks if r not in set(team)),
-        *joined,
-        np.array(capacity),
+        topology=topology,
+        channels=tuple(c.name for c in kept),
+        members=team,
+        relays=tuple(r for r in ranks if r not in set(team)),
+        capacity=np.array(capacity),
+        **joined,
     )
 
 
-def _channel_links(channel: Channel, number: int, among: Array, first: int) -> list[Array]:
+def _channel_links(channel: Channel, number: int, among: Array, first: int) -> dict[str, Array]:
+    """The columns of a channel's links, whose ports are counted from ``first``."""
     table = channel.bandwidth[np.ix_(among, among)].copy()
     np.fill_diagonal(table, 0.0)
     i, j = np.nonzero(table)
     src, dst = among[i], among[j]
     out, into = channel.port[src], channel.port[dst]
     bandwidth = np.minimum(table[i, j], np.minimum(channel.egress[out], channel.ingress[into]))
-    return [
-        src,
-        dst,
-        np.full(len(src), number),
-        bandwidth,
-        np.full(len(src), channel.overhead),
-        channel.latency[src, dst],
-        first + out,
-        first + len(channel.egress) + into,
-    ]
+    return {
+        "src": src,
+        "dst": dst,
+        "channel": np.full(len(src), number),
+        "bandwidth": bandwidth,
+        "overhead": np.full(len(src), channel.overhead),
+        "latency": channel.latency[src, dst],
+        "egress": first + out,
+        "ingress": first + len(channel.egress) + into,
+    }
 
 
 def _cut_off(network: Network, heads: Sequence[int]) -> tuple[int, tuple[int, ...]] | None:
@@ -266,6 +265,23 @@ def _on_paths(network: Network, head: int) -> set[int]:
             if rank not in members:
                 found.add(rank)
     return found
+
+
+def halves(network: Network) -> list[Array]:
+    """The ranks that are nearer to one end of a link than to the other, by hops, as masks [ranks].
+
+    On a ring or a torus these are halves, on a line all beginnings and ends.
+    """
+    hops = np.full((network.num_ranks, network.num_ranks), np.inf)
+    hops[network.src, network.dst] = hops[network.dst, network.src] = 1.0
+    np.fill_diagonal(hops, 0.0)
+    for k in network.ranks:
+        np.minimum(hops, hops[:, k, None] + hops[None, k, :], out=hops)
+    found: dict[bytes, Array] = {}
+    for a, b in zip(network.src.tolist(), network.dst.tolist(), strict=True):
+        half = hops[a] < hops[b]
+        found.setdefault(half.tobytes(), half)
+    return list(found.values())
 
 
 def balls(network: Network) -> list[Array]:

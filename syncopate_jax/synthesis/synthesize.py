@@ -1,7 +1,7 @@
 """Makes a plan for a topology: attempts of several sizes and styles, of which the best is kept.
 
 Attempts are ranked by the synthesiser's own clock; the best few are then simulated, with queues and
-ports contended for, and the fastest of these is the plan.
+ports contended for, beside templates that the topology can carry, and the fastest is the plan.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.synthesis.bound import Bound
 from syncopate_jax.synthesis.draft import Draft, draft, one_shot_draft
+from syncopate_jax.synthesis.known import known_plans
 from syncopate_jax.synthesis.matching import Style
 from syncopate_jax.synthesis.request import Request, make_request
 
 # Chunks a shard that are tried, as long as attempts get better with more of them.
 _PIECES = (1, 2, 4, 8, 16)
 # One tensor for all is cut finely, so that many ranks pass it on at once.
-_BROADCAST_PIECES = (1, 8, 32, 128, 256)
+_BROADCAST_PIECES = (1, 32, 256, 512)
 # Transfers of all attempts together beyond which no further one is begun.
-_BUDGET = 60_000
+_BUDGET, _BROADCAST_BUDGET = 60_000, 80_000
 # An attempt this near the bound needs no better one.
 _NEAR = 1.01
 # Attempts that are simulated, if they are small, or anyway.
 _FINAL, _SMALL = {True: 4, False: 2}, 4000
+# Ranks up to which templates are simulated too.
+_KNOWN = 64
 # Deadlines that slow links are given, as multiples of the bound.
 _DEADLINES = (1.0, 1.05, math.inf)
 
@@ -49,6 +52,7 @@ def synthesize(
     chunks: int | None = None,
     tries: int = 2,
     seed: int = 0,
+    one_shot: bool = True,
     channels: Sequence[str] | None = None,
     mode: str = "push",
     produced: bool | None = None,
@@ -77,6 +81,8 @@ def synthesize(
       chunks: pieces a shard (or block); tried out if None.
       tries: attempts with random ties, beside the one with none.
       seed: of random ties.
+      one_shot: whether members of an all-reduce may add whole partials to each other's sums, which
+        is fastest for small tensors; not where sums are to replace partials.
       channels: names of the channels used; if None, all but ``host``, or with it where the group
         is not joined without.
       mode: ``push`` lists transfers on their senders, ``pull`` on their receivers.
@@ -92,7 +98,7 @@ def synthesize(
         channels=channels, mode=mode, produced=produced, tensor=tensor, out=out, name=name,
     )  # fmt: skip
     counts = None if chunks is None else (integer(request.where, "chunks", chunks, 1),)
-    return _best(request, counts, integer(request.where, "tries", tries, 0), seed)
+    return _best(request, counts, integer(request.where, "tries", tries, 0), seed, one_shot)
 
 
 def bound(kind: str, topology: Topology, shape: Sequence[int], **arguments: Any) -> Bound:
@@ -100,17 +106,21 @@ def bound(kind: str, topology: Topology, shape: Sequence[int], **arguments: Any)
     return make_request(kind, topology, shape, **arguments).bound()
 
 
-def _best(request: Request, counts: tuple[int, ...] | None, tries: int, seed: int) -> Plan:
+def _best(
+    request: Request, counts: tuple[int, ...] | None, tries: int, seed: int, one_shot: bool
+) -> Plan:
     least = request.bound().seconds
     usual = _BROADCAST_PIECES if request.kind == "broadcast" else _PIECES
     found = list(_attempts(request, counts or usual, tries, seed, least))
-    if request.kind == "all_reduce" and counts is None:
-        small = one_shot_draft(request)
+    if request.kind == "all_reduce" and counts is None and one_shot:
+        small = one_shot_draft(request, min(one.seconds for one in found))
         found += [] if small is None else [small]
     found.sort(key=lambda one: one.seconds)
     plans = [
         build() for one in found[: _FINAL[found[0].transfers < _SMALL]] for build in one.builds
     ]
+    if counts is None and len(request.members) <= _KNOWN and found[0].seconds > _NEAR * least:
+        plans += known_plans(request)
     if len(plans) == 1:
         return plans[0]
     return min(plans, key=lambda plan: simulate(plan, request.topology).makespan)
@@ -121,6 +131,7 @@ def _attempts(
 ) -> Iterator[Draft]:
     """Attempts with more and more pieces, until these do not pay or the budget is spent."""
     best, spent, worse = math.inf, 0, 0
+    budget = _BROADCAST_BUDGET if request.kind == "broadcast" else _BUDGET
     for pieces in counts:
         fastest = math.inf
         for style in _styles(request, tries, seed, least):
@@ -128,11 +139,11 @@ def _attempts(
             yield one
             fastest = min(fastest, one.seconds)
             spent += one.transfers
-            if fastest <= _NEAR * least or spent > _BUDGET:
+            if fastest <= _NEAR * least or spent > budget:
                 break
         worse = worse + 1 if fastest >= best else 0
         best = min(best, fastest)
-        if worse == 2 or best <= _NEAR * least or spent * 2 > _BUDGET:
+        if worse == 2 or best <= _NEAR * least or spent * 2 > budget:
             return
 
 

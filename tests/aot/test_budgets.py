@@ -1,15 +1,13 @@
 """Every operator and GPU backend compiles to Hopper machine code within its budget, without a GPU.
 
-``budgets.json`` has what a kernel may take: the defaults, then by backend and by
+``budgets.json`` has what a kernel may take: the defaults, then by backend, by operator and by
 ``operator/backend`` what differs. No kernel may spill unless it is listed.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +16,7 @@ import pytest
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.options import Launch
 from tests.aot import hopper
+from tests.aot.budget import budget, over
 from tests.aot.hopper import Kernel
 from tests.ops import cases
 from tests.ops.cases import CASES, Case
@@ -26,24 +25,10 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(hopper.missing() is not None, reason=hopper.missing() or ""),
 ]
-BUDGETS = json.loads(Path(__file__).with_name("budgets.json").read_text())
 BACKENDS = ("tma_dedicated", "ldst_dedicated", "tma_colocated", "ldst_colocated")
 BRINGS = ("gather_x_m", "gather_x_k", "gather_w_k", "gather_w_n", "to_rows")
 SMS = 132
 SIZE = 1024  # of every dimension on a rank; large enough for the usual tiles
-
-
-def budget(case: str, backend: str) -> dict[str, int]:
-    """What a kernel may take, by the fields of ``hopper.Kernel``."""
-    return BUDGETS["default"] | BUDGETS.get(backend, {}) | BUDGETS.get(f"{case}/{backend}", {})
-
-
-def over(kernel: Kernel, allowed: dict[str, int]) -> list[str]:
-    """What of a kernel is over its budget, in words."""
-    found = dataclasses.asdict(kernel)
-    words = [f"{name} {found[name]} of {most}" for name, most in allowed.items()
-             if found[name] > most]  # fmt: skip
-    return words + (["the tensor cores are serialized"] if kernel.serialized else [])
 
 
 def kernels(
@@ -73,7 +58,7 @@ def test_within_budget(
     backend: str,
     ranks: int,
     capfd: pytest.CaptureFixture[str],
-    record_property: object,
+    record_property: Callable[[str, object], None],
 ) -> None:
     began = time.monotonic()
     try:
@@ -85,7 +70,6 @@ def test_within_budget(
     took = f"{time.monotonic() - began:.1f} s"
     assert len(found) == 1
     (kernel,) = found
-    assert callable(record_property)
     row = (kernel.registers, kernel.spilled, kernel.shared_memory, took)
     record_property("kernel", (case.name, backend, ranks, *row))
     assert over(kernel, budget(case.name, backend)) == []

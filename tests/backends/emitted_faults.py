@@ -6,6 +6,7 @@ Each is a context in which kernels that are traced have the fault.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from syncopate_jax.backends import gpu_signals
 from syncopate_jax.backends.gpu_kernel import FusedKernel
+from syncopate_jax.backends.gpu_tables import Layout
 from syncopate_jax.backends.rank_table import Lists
 
 Fault = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -31,6 +33,20 @@ def _rows(lists: Lists, table: np.ndarray) -> np.ndarray:
     return table[rows.offset : rows.offset + count * rows.width].reshape(count, rows.width)
 
 
+def _read_from_table(lists: Lists) -> Lists:
+    """Lists of which nothing is known before the kernel runs."""
+    width = lists.rows.width
+    unknown = {"multiples": (1,) * width, "constants": (None,) * width}
+    known = {field.name for field in dataclasses.fields(lists.rows)}
+    rows = dataclasses.replace(lists.rows, **{k: v for k, v in unknown.items() if k in known})
+    return dataclasses.replace(lists, rows=rows)
+
+
+def _set(layout: Layout, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(layout, name, value)
+
+
 class NoPlace(AssertionError):
     """The kernel has nothing that could be wrong in this way."""
 
@@ -42,17 +58,19 @@ def _changed_table(change: Callable[[np.ndarray], bool], names: tuple[str, ...])
     honest_call = FusedKernel.call
 
     def call(kernel: FusedKernel, *given: Any, **options: Any) -> Any:
-        layout, honest = kernel.layout, kernel.layout.table
-        table = honest.copy()
-        found = [getattr(layout, name) for name in names]
-        mine = [_rows(lists, table[VICTIM]) for lists in found if not lists.empty]
-        if not any(change(rows) for rows in mine if len(rows)):
+        layout = kernel.layout
+        honest = {name: getattr(layout, name) for name in ("table", *names)}
+        table = honest["table"].copy()
+        found = {name: honest[name] for name in names if not honest[name].empty}
+        mine = [rows for lists in found.values() if len(rows := _rows(lists, table[VICTIM]))]
+        if not any(map(change, mine)):
             raise NoPlace(f"{kernel.work.schedule.plan.name}: rank {VICTIM} has no such wait")
-        layout.table = table
+        planted = {name: _read_from_table(lists) for name, lists in found.items()}
         try:
+            _set(layout, {"table": table} | planted)
             return honest_call(kernel, *given, **options)
         finally:
-            layout.table = honest  # layouts are remembered
+            _set(layout, honest)  # layouts are remembered
 
     with mock.patch.object(FusedKernel, "call", call):
         yield

@@ -24,9 +24,9 @@ def gathering(ranks: int = 3, template: str = "all_gather_swizzle", **options: A
     return fuse(kernel, plan, {"x": "x"}, axis_name="t", backend="xla", **options).work.schedule
 
 
-def reducing(ranks: int = 3, template: str = "reduce_scatter_direct") -> Schedule:
+def reducing(ranks: int = 3, template: str = "reduce_scatter_direct", **options: Any) -> Schedule:
     rows = 4 * ranks
-    plan = templates.get(template)(ranks, (rows, 6), dtype="float32", tensor="y")
+    plan = templates.get(template)(ranks, (rows, 6), dtype="float32", tensor="y", **options)
     kernel = own_kernels.product(rows, 3, 6, 2, has_addend=True)
     return fuse(kernel, plan, {"y": "out"}, axis_name="t", backend="xla").work.schedule
 
@@ -40,6 +40,7 @@ SCHEDULES = [
     reducing(),
     reducing(template="reduce_scatter_ring"),
     reducing(template="all_reduce_two_shot"),
+    reducing(template="all_reduce_two_shot", most_listed=1),
 ]
 
 

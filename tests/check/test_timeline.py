@@ -22,6 +22,7 @@ from tests.check.small_schedules import (
     topology,
 )
 
+GREY = "tile that no transfer feeds or waits for"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -73,14 +74,24 @@ def test_only_the_first_ranks_are_shown(fused: Timeline) -> None:
 
 def test_title_gives_the_figures(fused: Timeline) -> None:
     makespan = fused.makespan * 1e6
-    assert lay_out(fused).title.startswith(f"small on round: {makespan:.1f} us, tiles alone")
+    assert lay_out(fused).title.startswith(
+        f"small on round: ends at {makespan:.1f} us, computing alone takes "
+    )
+    assert lay_out(fused).title.endswith(" us of communication are not hidden")
+
+
+def test_guide_explains_what_is_drawn_in_lines_that_fit(fused: Timeline) -> None:
+    both, alone = lay_out(fused).guide, lay_out(simulate(fused.plan, topology(3))).guide
+    assert all(words in " ".join(both) for words in ("one tile", "faint tail", "gap", "grey"))
+    assert "one transfer" in alone[0] and "tile" not in " ".join(alone)
+    assert max(map(len, (*both, *alone))) <= 180
 
 
 def test_legend_is_cut_to_what_fits(fused: Timeline) -> None:
     picture = lay_out(fused)
-    assert [words for _, words in picture.legend(8)] == ["no wait", *picture.chunks]
+    assert [words for _, words in picture.legend(8)] == [GREY, *picture.chunks]
     assert [words for _, words in picture.legend(2)] == [
-        "no wait",
+        GREY,
         "x[0:375]",
         "x[750:1125]",
         "2 of 3 chunks listed",
@@ -108,7 +119,7 @@ def test_svg_is_well_formed_and_complete(fused: Timeline) -> None:
     root = ElementTree.fromstring(svg(picture))
     assert len(root.findall(f"{SVG}g")) == len(picture.bars) == 3 * 12 + 6
     texts = {text.text for text in root.iter(f"{SVG}text")}
-    assert {picture.title, "time (us)", "rank 2 nvlink", "x[0:375]"} <= texts
+    assert {picture.title, *picture.guide, "time (us)", "rank 2 nvlink", "x[0:375]"} <= texts
     for bar in root.iter(f"{SVG}rect"):
         assert float(bar.get("width", "nan")) >= 0
         assert float(bar.get("x", "0")) + float(bar.get("width", "0")) <= 1200.01

@@ -10,7 +10,7 @@ import pytest
 
 from syncopate_jax.check.simulate import simulate
 from syncopate_jax.check.timing import Timeline
-from syncopate_jax.check.trace import trace_events, write_trace
+from syncopate_jax.check.trace import GUIDE, trace_events, write_trace
 from tests.check.small_schedules import gather_schedule, topology
 
 
@@ -23,7 +23,7 @@ def fused() -> Timeline:
 def test_file_is_a_trace(fused: Timeline, tmp_path: Path) -> None:
     write_trace(fused, tmp_path / "t.json")
     top = json.loads((tmp_path / "t.json").read_text())
-    assert top["otherData"] == {"plan": "small", "topology": "round"}
+    assert top["otherData"] == {"plan": "small", "topology": "round", "guide": GUIDE}
     for event in top["traceEvents"]:
         assert {"ph", "name", "pid", "tid"} <= event.keys()
         assert event["ph"] in "MXsf"

@@ -47,7 +47,7 @@ def test_saves_a_plan_for_a_file_and_a_group(
     found = json.loads(printed)
     assert code == 0
     assert (found["kind"], found["ranks"], found["bound_by"]) == ("broadcast", 4, "cut")
-    assert 0 < found["bound_us"] <= found["predicted_us"]
+    assert 0 < found["bound_us"] <= found["predicted_us"] * (1 + 1e-9)
 
 
 def test_nothing_to_move(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "all_gather_double_ring": [{}, {"inner": 1}, {"outer_channel": "nic"}],
     "all_gather_mesh": [{}, {"first": "rows"}, {"second_channel": "nic"}],
     "all_reduce_one_shot": [{}, {"reduce": "max"}],
-    "all_reduce_two_shot": [{}, {"algorithm": "ring"}, {"reduce": "max"}],
+    "all_reduce_two_shot": [{}, {"algorithm": "ring"}, {"reduce": "max"}, {"most_listed": 2}],
     "all_to_all_waves": [{}, {"split_from": -1, "split_to": 0}],
     "broadcast": [{}, {"algorithm": "direct"}],
     "collective": [{"kind": kind} for kind in COLLECTIVES],

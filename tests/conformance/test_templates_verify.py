@@ -28,7 +28,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "reduce_scatter_direct": ({}, {"reduce": "max"}),
     "reduce_scatter_ring": ({}, {"reduce": "max"}),
     "all_reduce_one_shot": ({}, {"reduce": "max"}),
-    "all_reduce_two_shot": ({"algorithm": "direct"}, {"algorithm": "ring"}),
+    "all_reduce_two_shot": ({"algorithm": "direct"}, {"algorithm": "ring"}, {"most_listed": 2}),
 }
 """Arguments of one template's own, beyond those that all take."""
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from syncopate_jax.errors import InputError
-from syncopate_jax.ir.moves import join, make_moves, relay
+from syncopate_jax.ir.moves import join_columns, make_moves, relay
 from syncopate_jax.ir.shards import cut_shards
 
 
@@ -58,6 +58,25 @@ def test_joined_phases_count_slots_from_the_first() -> None:
     second = make_moves(
         zero, zero, lo, hi, dep_rank=zero[..., None], dep_slot=np.array([[[1], [2]]])
     )
-    columns = join([first, second]).columns()
+    columns = join_columns([first, second])
     assert columns.dep_start.tolist() == [0, 0, 0, 1, 2]
     assert columns.dep_index.tolist() == [1, 2]
+
+
+def test_joined_phases_may_differ_in_their_number_of_dependencies() -> None:
+    """Two ranks; the second candidate of the first phase is empty on rank 1."""
+    rank = np.arange(2)[:, None]
+    lo, hi = np.zeros((2, 2, 1), np.int64), np.array([[[1], [1]], [[1], [0]]])
+    first = make_moves(rank, rank, lo, hi)
+    wide = make_moves(
+        rank, rank, lo[:, :1], hi[:, :1], dep_rank=np.array([[[0, 1, 0]]]),
+        dep_slot=np.array([[[0, 1, 1]]]),
+    )  # fmt: skip
+    last = make_moves(
+        rank, rank, lo[:, :1], hi[:, :1], dep_rank=rank[..., None], dep_slot=np.array([[[2]]])
+    )
+    columns = join_columns([first, wide, last])
+    assert columns.rank.tolist() == [0] * 4 + [1] * 3
+    assert columns.dep_start.tolist() == [0, 0, 0, 2, 3, 3, 5, 6]
+    assert columns.dep_rank.tolist() == [0, 0, 0, 0, 0, 1]
+    assert columns.dep_index.tolist() == [0, 1, 2, 0, 1, 1]

@@ -14,9 +14,10 @@ import pytest
 from syncopate_jax.ir.comm import P2P
 from syncopate_jax.ops.blocked import block
 from syncopate_jax.ops.contraction import contract
-from syncopate_jax.ops.fused import LARGEST_TILE, prepare
+from syncopate_jax.ops.fused import LARGEST_TILE, prepare, prepare_gpu
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
+from syncopate_jax.registry import templates
 from tests.ops import cases
 from tests.ops.cases import BY_NAME, CASES, Case
 
@@ -141,6 +142,52 @@ def test_sums_of_many_ranks_stay_in_float32() -> None:
     mesh = cases.ranks_mesh(8)
     fn = jax.jit(cases.sharded(BY_NAME["scatter_m"], mesh, backend="remote_dma"))
     cases.assert_near(np.asarray(fn(x, w), np.float64), cases.exact(x, w, ct)[0], 2.0**-8)
+
+
+@pytest.mark.parametrize(
+    "ranks,given",
+    [
+        pytest.param(2, False, marks=pytest.mark.slow),
+        (3, True),
+        pytest.param(8, False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_ring_rounds_its_sums_no_more_often_than_direct_sums(ranks: int, given: bool) -> None:
+    """The ring by its name, and as a plan of the user's in the dtype of the result."""
+    x, w, ct = cases.operands(1, 16 * ranks, 4 * ranks, 32, "bfloat16")
+    mesh, exact = cases.ranks_mesh(ranks), cases.exact(x, w, ct)[0]
+    ring: Any = "reduce_scatter_ring"
+    if given:
+        ring = templates.get(ring)(ranks, (ranks, 1, 16, 32), split_axis=2)
+    errors = {}
+    for name, plan in (("direct", None), ("ring", ring)):
+        fn = jax.jit(cases.sharded(BY_NAME["scatter_m"], mesh, backend="remote_dma", plan=plan))
+        found = fn(x, w)
+        assert found.dtype == jnp.bfloat16
+        errors[name] = cases.error(np.asarray(found, np.float64), exact)
+    assert errors["ring"] <= 1.1 * errors["direct"] < 2.0**-8
+
+
+def test_an_all_reduce_whose_copies_wait_for_their_owners() -> None:
+    plan = templates.get("all_reduce_two_shot")(
+        3, (1, 3, 6, 12), axis=1, dtype="float32", most_listed=1
+    )
+    fn = cases.sharded(BY_NAME["all_reduce"], cases.ranks_mesh(3), backend="remote_dma", plan=plan)
+    x, w, ct = cases.operands(1, 18, 12, 12)
+    found = np.asarray(jax.jit(fn)(x, w), np.float64)
+    cases.assert_near(found, cases.exact(x, w, ct)[0], 4 * EPS["float32"])
+
+
+def test_a_ring_carries_float32_and_a_direct_exchange_does_not() -> None:
+    layout = block(Contraction("bmk", "kn", "bmn", "all_reduce", "out"), (1, 96, 6), (6, 8), 3)
+    ring = templates.get("all_reduce_two_shot")(3, layout.plan_shape, axis=1, algorithm="ring")
+    for options, dtype in ((Options("remote_dma"), "bfloat16"), (Options(plan=ring), "float32")):
+        for make, target in ((prepare, "tpu"), (prepare_gpu, "mosaic_gpu")):
+            largest = LARGEST_TILE[target]
+            args = ("all_reduce", layout, largest, "bfloat16", "bfloat16", options)
+            _, kernel, plan = make(*args)
+            assert {tensor.dtype for tensor in plan.tensors} == {dtype}
+            assert str(kernel.out_shape[0].dtype) == dtype
 
 
 TEMPLATES = [

@@ -287,6 +287,7 @@ CASES: dict[str, Callable[[int], Case]] = {
         "reduce_scatter_ring", w, m=2 * w, shards=[2 * w] + [0] * (w - 1)
     ),
     "all_reduce_direct": lambda w: scatter("all_reduce_two_shot", w, m=4 * w, split=2),
+    "all_reduce_joined": lambda w: scatter("all_reduce_two_shot", w, m=2 * w, most_listed=1),
     "all_reduce_ring": lambda w: scatter("all_reduce_two_shot", w, m=2 * w, algorithm="ring"),
     "all_reduce_ring_pull": lambda w: scatter(
         "all_reduce_two_shot", w, m=2 * w, algorithm="ring", mode="pull"

@@ -10,6 +10,7 @@ from syncopate_jax.errors import InputError
 from syncopate_jax.ir import presets
 from syncopate_jax.ir.comm import COLLECTIVES
 from syncopate_jax.ir.plan import Plan
+from syncopate_jax.ir.text import from_text
 from syncopate_jax.ir.topology import Topology, link_channel
 from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.plans.collective import collective
@@ -23,13 +24,15 @@ def ends(plan: Plan) -> set[tuple[int, int]]:
     return {(s, d) for s, d in pairs if s != d}
 
 
-@pytest.mark.parametrize("kind", COLLECTIVES)
-@pytest.mark.parametrize("concat_axis", [0, 1])
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *((kind, {}) for kind in COLLECTIVES),
+    ("all_to_all", {"concat_axis": 1}),
+]
+
+
+@pytest.mark.parametrize(("kind", "extra"), CASES)
 @pytest.mark.parametrize("produced", [False, True])
-def test_does_what_the_collective_did(kind: str, concat_axis: int, produced: bool) -> None:
-    if concat_axis and kind != "all_to_all":
-        pytest.skip("only an all-to-all has another axis")
-    extra: dict[str, Any] = {"concat_axis": concat_axis} if kind == "all_to_all" else {}
+def test_does_what_the_collective_did(kind: str, extra: dict[str, Any], produced: bool) -> None:
     whole = collective(5, (11, 7), kind=kind, produced=produced, **extra)
     topology = presets.ring(5)
     plan = expand_collectives(whole, how="synthesis", topology=topology)
@@ -66,6 +69,13 @@ def test_a_collective_that_stays_is_waited_for() -> None:
     whole = collective(3, (6, 4), split=2, produced=True)
     assert expand_collectives(whole, choose={"all_gather": "direct"}).num_ops == whole.num_ops
     assert_sound(expand_collectives(whole, choose={"all_gather": "direct"}))
+
+
+def test_an_all_reduce_in_place_is_not_added_up_in_one_shot() -> None:
+    parts = "".join(f"r{r}.0 all_reduce y[0:4] -> y[0:4] over 0:3 sum\n" for r in range(3))
+    ends = "".join(f"initial r{r} y[0:4]\ngoal r{r} y[0:4] over 0:3\n" for r in range(3))
+    whole = from_text(f"plan hand ranks 3\ntensor y [4] float32 per_rank\n{ends}{parts}")
+    assert_sound(expand_collectives(whole, "synthesis", topology=presets.h200_nvlink(3)))
 
 
 def test_refuses_what_has_no_topology_or_another() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from syncopate_jax.check.execute import execute
+from syncopate_jax.check.verify import verify
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir.comm import ComputeDep, OpDep
 from syncopate_jax.ir.text import to_text
@@ -43,6 +44,32 @@ def test_direct_copies_wait_for_every_reduction_and_the_owners_tiles() -> None:
     for dep in gather.deps:
         if isinstance(dep, OpDep):
             assert plan.op(dep.rank, dep.index).dst == gather.src
+
+
+@pytest.mark.parametrize("mode", ["push", "pull"])
+def test_over_many_ranks_copies_wait_for_their_owners_own(mode: str) -> None:
+    plan = all_reduce_two_shot(6, (6, 2), mode=mode, most_listed=5)
+    copy = plan.op(2, 5)
+    assert (copy.src_rank, copy.dst_rank, copy.dst.tensor) == (2, 2, "out")
+    waits = [dep for dep in copy.deps if isinstance(dep, OpDep)]
+    assert {plan.op(dep.rank, dep.index).src_rank for dep in waits} == {*range(6)} - {2}
+    assert all(plan.op(dep.rank, dep.index).dst == copy.src for dep in waits)
+    others = [plan.op(rank, i) for rank in range(6) for i in range(6, 11)]
+    assert all([d for d in op.deps if isinstance(d, OpDep)] == [OpDep(op.src_rank, 5)]
+               for op in others)  # fmt: skip
+    assert len(plan.columns.dep_rank) == 2 * 6 * 5
+
+
+def test_dependencies_and_their_table_grow_with_the_square_of_the_ranks() -> None:
+    assert len(all_reduce_two_shot(8, (8, 2)).columns.dep_rank) == 8 * 8 * 7
+    small, large = (all_reduce_two_shot(ranks, (ranks, 2)).columns for ranks in (73, 146))
+    assert len(large.dep_rank) < 4.1 * len(small.dep_rank) < 50_000
+    assert verify(all_reduce_two_shot(73, (73, 2))) == ()
+
+
+def test_most_listed_is_a_number_of_ranks() -> None:
+    with pytest.raises(InputError, match=r"most_listed must be in 0\.\.\d+, found -1"):
+        all_reduce_two_shot(4, (4, 2), most_listed=-1)
 
 
 def test_ring_has_one_dependency_an_operation() -> None:

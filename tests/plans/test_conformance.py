@@ -15,5 +15,5 @@ class TestTemplates(TemplateConformance):
 
 def test_the_registry_knows_the_templates_of_the_package() -> None:
     files = {path.stem for path in Path(plans.__path__[0]).glob("*.py")}
-    helpers = {"__init__", "gathering", "reducing"}  # what several templates share
+    helpers = {"__init__", "gathering", "hierarchy", "reducing"}  # what several templates share
     assert set(templates.names()) == files - helpers

@@ -14,6 +14,7 @@ from syncopate_jax.synthesis.bound import Demand, lower_bound
 from syncopate_jax.synthesis.chain import chain_links
 from syncopate_jax.synthesis.dispatch import Blocks, choose_paths
 from syncopate_jax.synthesis.draft import draft
+from syncopate_jax.synthesis.known import known_plans
 from syncopate_jax.synthesis.listing import Transfer, list_times
 from syncopate_jax.synthesis.matching import Style, spread
 from syncopate_jax.synthesis.network import Network, make_network
@@ -121,6 +122,18 @@ def test_a_chain_visits_every_member_once() -> None:
     assert net.src[links].tolist() == visited[:-1]
     assert chain_links(network(star(3)), 0) is None
     assert chain_links(network(line(4), (0, 3)), 0) is None
+
+
+def test_templates_that_a_topology_carries_are_attempts() -> None:
+    def names(topology: Topology, kind: str = "all_gather", **arguments: object) -> set[str]:
+        request = make_request(kind, topology, (24, 4), **arguments)  # type: ignore[arg-type]
+        return {plan.origins[0].partition("(")[0] for plan in known_plans(request)}
+
+    assert names(presets.ring(6)) == {"all_gather_ring"}
+    assert names(presets.torus(2, 2)) == {"all_gather_double_ring"}
+    assert names(presets.h200_nvlink(4), "all_reduce", mode="pull") == {"all_reduce_two_shot"}
+    assert names(presets.ring(4), "all_to_all") == set()
+    assert names(presets.ring(6), group=(0, 1, 2)) == names(presets.nodes(2, 2)) == set()
 
 
 def seconds(topology: Topology, kind: str, sizes: object, pull: bool = False) -> dict[str, float]:

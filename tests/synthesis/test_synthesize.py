@@ -68,7 +68,7 @@ def test_is_sound_on_random_links_with_any_sizes(seed: int) -> None:
         )
         assert_sound(plan)
         least = bound(kind, topology, shape, **extra).seconds
-        assert simulate(plan, topology).makespan >= least > 0
+        assert simulate(plan, topology).makespan >= least * (1 - 1e-9) > 0
 
 
 @pytest.mark.parametrize("kind", COLLECTIVES)
@@ -158,7 +158,7 @@ def test_comes_near_the_bound(name: str, kind: str) -> None:
     plan = synthesize(kind, topology, shape, tries=0, chunks=chunks)
     assert verify(plan) == ()
     ratio = simulate(plan, topology).makespan / bound(kind, topology, shape).seconds
-    assert 1 <= ratio < 1.1
+    assert 1 - 1e-9 <= ratio < 1.1
 
 
 TEMPLATES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -208,7 +208,7 @@ def test_64_ranks_come_near_the_bound(name: str, kind: str) -> None:
     ratio = simulate(plan, topology).makespan / bound(kind, topology, shape).seconds
     # A broadcast's pieces have far to go on a ring; of two nodes' NICs it gets little.
     loose = kind == "broadcast" and name in ("ring", "nodes:2x32")
-    assert 1 <= ratio < (1.35 if loose else 1.1)
+    assert 1 - 1e-9 <= ratio < (1.35 if loose else 1.1)
 
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
