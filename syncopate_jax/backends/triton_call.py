@@ -27,6 +27,8 @@ from syncopate_jax.triton_source import module
 NEEDED = ("triton", "jax_triton")
 HOPPER = 90
 """Compute capability that is assumed where a program is lowered without a GPU."""
+PTX_VERSION = 87
+"""Of CUDA 12.8, which every JAX with a CUDA 13 plugin assembles; what Triton 3.6 writes too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +131,8 @@ def _call(
     call = jax_triton().triton_call
     names = inspect.signature(call).parameters
     given["out_type" if "out_type" in names else "out_shape"] = list(outputs)
+    if "backend_options" in names:  # XLA's assembler may be older than the newest Triton's PTX
+        given["backend_options"] = {"ptx_version": PTX_VERSION}
     if jax.default_backend() != "gpu":
         given["compute_capability"] = HOPPER
     return list(call(*inputs, **given, **arguments))

@@ -431,7 +431,8 @@ class TritonMaker(LayoutMaker):
             starts = [number, *(box[0] - start).tolist()]
             points[rank][position].append([self._shift_of(operand, key, starts, rank, *box)])
         self._refuse_straddling(operand, bad)
-        return parts.Addends(self.name(key), _as_lists(self.maker.lists(points, 1)))
+        where = _as_lists(self.maker.lists(points, 1))
+        return parts.Addends(self.body.pointers[operand], self.name(key), where)
 
     # --- transfers -----------------------------------------------------------------------------
 

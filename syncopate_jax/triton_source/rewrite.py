@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from syncopate_jax.errors import UnsupportedError
-from syncopate_jax.kernel.directives_tree import Annotated, assigned, used
+from syncopate_jax.kernel.directives_tree import Annotated, Region, assigned, used
 from syncopate_jax.triton_source import pointers
 from syncopate_jax.triton_source.scheme import Array, Columns, Lists, Read, Scheme, Spot
 from syncopate_jax.triton_source.text import Text, fitted, indented, renamed
@@ -24,7 +24,7 @@ ADDED = (
     "peers_ptr", "place", "position", "program", "rank", "run", "run_first", "run_last", "share",
     "shares", "src_ptr", "sync", "table_ptr", "transfer",
 )  # fmt: skip
-ADDED_ENDS = ("_here", "_spot", "_rank", "_shift", "_start")
+ADDED_ENDS = ("_again", "_here", "_rank", "_shift", "_spot", "_start")
 """Names that a rewritten kernel adds; a kernel that has one already is refused."""
 
 
@@ -481,7 +481,12 @@ class _Writer:
         if write is None:
             return lines + self.text.statements(region.inside, names)
         here = f"{write.pointer}_here"
-        body = self.text.statements(region.inside, names | {write.pointer: here})
+        # What the statements change is as it was for every place.
+        changed = [] if write.single else sorted(self._carried_into(region))
+        again = {name: f"{names.get(name, name)}_again" for name in changed}
+        fresh = [f"{again[name]} = {names.get(name, name)}" for name in changed]
+        given = names | again | {write.pointer: here}
+        body = [*fresh, *self.text.statements(region.inside, given)]
         starts, _ = self.lists("STORES", write.where)
         row = f"tl.load(table_ptr + {starts} + position)"
         if write.single:
@@ -489,6 +494,12 @@ class _Writer:
         last = f"tl.load(table_ptr + {starts} + position + 1)"
         inner = [*self._store_place(here, "place"), *body]
         return [*lines, f"for place in range({row}, {last}):", *indented(inner)]
+
+    def _carried_into(self, region: Region) -> set[str]:
+        """Names that a region assigns and that the tile has assigned before it."""
+        before = assigned(region.block[: region.start]) | set(self.source.parameters)
+        written = self.scheme.write.pointer if self.scheme.write else ""
+        return (assigned(region.inside) & before) - {written}
 
     def _store_place(self, here: str, row: str) -> list[str]:
         write = self.scheme.write
@@ -502,7 +513,7 @@ class _Writer:
         if addends is None:
             return []
         assert region is not None
-        written = next(a.pointer for a in self.source.accesses if a.write)
+        written = addends.pointer
         known = pointers.addresses(region.inside, written)
         stores = [
             node

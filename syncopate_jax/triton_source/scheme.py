@@ -88,8 +88,13 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Addends:
-    """Partial results that the epilogue adds; ``where`` has a list (shift,) a tile."""
+    """Partial results that the epilogue adds; ``where`` has a list (shift,) a tile.
 
+    Attributes:
+      pointer: the kernel's parameter of the result that they are parts of.
+    """
+
+    pointer: str
     array: str
     where: Lists
 

@@ -15,6 +15,10 @@ from syncopate_jax import compiler
 from syncopate_jax.backends import triton_call
 from syncopate_jax.backends.triton_ordered import OrderedTriton
 from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.ir.build import build_plan
+from syncopate_jax.ir.chunk import Box, Chunk
+from syncopate_jax.ir.comm import P2P
+from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
 from syncopate_jax.kernel.triton_kernel import triton_kernel
 from syncopate_jax.ops import all_gather_matmul, matmul_all_to_all, stream_matmul
 from syncopate_jax.options import Launch
@@ -73,7 +77,10 @@ class Recorder:
     def _old(self, *args: Any, out_shape: Any, **given: Any) -> list[jax.Array]:
         return self._record(args, out_shape, given)
 
-    def _new(self, *args: Any, out_type: Any, **given: Any) -> list[jax.Array]:
+    def _new(
+        self, *args: Any, out_type: Any, backend_options: Any = None, **given: Any
+    ) -> list[jax.Array]:
+        assert backend_options == {"ptx_version": triton_call.PTX_VERSION}
         return self._record(args, out_type, given)
 
     def _record(self, args: Any, outs: Any, given: dict[str, Any]) -> list[jax.Array]:
@@ -212,8 +219,8 @@ def test_streaming_takes_tiles_behind_flags(recorder: Recorder) -> None:
 # --- refusals ----------------------------------------------------------------------------------
 
 
-def scaled(text: str = KERNEL) -> Any:
-    sizes = {"ROWS": 8, "COLUMNS": 3, "BLOCK": 4, "DEPTH": 8}
+def scaled(text: str = KERNEL, **changed: int) -> Any:
+    sizes = {"ROWS": 8, "COLUMNS": 3, "BLOCK": 4, "DEPTH": 8} | changed
     return triton_kernel(function(text, "scaled", "<c>"), sizes, out_dtypes={"y": "float32"})
 
 
@@ -268,6 +275,92 @@ def test_strides_that_differ_along_a_tile_are_refused(monkeypatch: pytest.Monkey
     plan = templates.get("all_gather_swizzle")(2, (8, 3, 8), axis=2, tensor="x", dtype="float32")
     text = refusal(scaled(), plan, {"x": "x"})
     assert "x and x_ptr have other strides along dimension 0, 24 and 12 elements" in text
+
+    text = refusal(
+        scaled(COLUMNS=4),
+        templates.get("reduce_scatter_direct")(2, (8, 4), axis=1, tensor="y", dtype="float32"),
+        {"y": "y"},
+    )
+    assert "y and y_ptr have other strides along dimension 0, 4 and 2 elements" in text
+
+
+@pytest.fixture
+def nothing_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_call, "NEEDED", ())
+
+
+@pytest.mark.usefixtures("nothing_missing")
+def test_tensors_keep_the_order_of_dimensions() -> None:
+    plan = gather_plan(2, x=(4, 8, 8))
+    text = refusal(scaled(COLUMNS=4), plan, {"x": ("x", (1, 0, 2))})
+    assert "tensor x is bound with dims (1, 0, 2); a copy keeps the order of dimensions" in text
+
+
+@pytest.mark.usefixtures("nothing_missing")
+def test_offsets_reach_as_far_as_32_bits() -> None:
+    large = {"ROWS": 2**20, "BLOCK": 2**18, "DEPTH": 2**12}
+    text = refusal(scaled(**large), gather_plan(2, x=(2**20, 3, 2**12)), {"x": "x"})
+    assert (
+        "x_ptr has (524288, 3, 4096) elements; a Triton kernel's offsets reach 2147483648" in text
+    )
+
+
+def exchange(ops: list[list[P2P]], starts: list[Box], goals: list[Box], shape: Any) -> Plan:
+    """A plan of one tensor x over two ranks."""
+    return build_plan(
+        "exchange",
+        2,
+        [Tensor("x", shape, "float32")],
+        [Region(r, "x", box) for r, box in enumerate(starts)],
+        [Goal(r, "x", box) for r, box in enumerate(goals)],
+        ops,
+    )
+
+
+def push(rank: int, box: Box, channel: str = "nvlink") -> P2P:
+    """What ``rank`` has of x, to the other one."""
+    return P2P(rank, rank, 1 - rank, Chunk("x", box), Chunk("x", box), channel=channel)
+
+
+@pytest.mark.usefixtures("nothing_missing")
+def test_every_channel_has_a_program() -> None:
+    whole = Box.full((8, 3, 8))
+    parts = [whole.with_axis(0, 4 * r, 4 * r + 4) for r in range(2)]
+    ops = [
+        [push(r, parts[r].with_axis(1, *columns), channel) for columns, channel in halves]
+        for r in range(2)
+        for halves in [[((0, 2), "nvlink"), ((2, 3), "nic")]]
+    ]
+    plan = exchange(ops, parts, [whole] * 2, (8, 3, 8))
+    text = refusal(scaled(), plan, {"x": "x"})
+    assert "plan exchange has 2 channels, and 1 programs a rank communicate" in text
+
+
+@pytest.mark.usefixtures("nothing_missing")
+def test_a_transfer_in_many_blocks_is_refused() -> None:
+    shape = (40, 4, 8)
+    whole = Box.full(shape)
+    parts = [whole.with_axis(1, 2 * r, 2 * r + 2) for r in range(2)]
+    ops = [[push(r, parts[r].with_axis(2, k, k + 4)) for k in (0, 4)] for r in range(2)]
+    plan = exchange(ops, parts, [whole] * 2, shape)
+    text = refusal(scaled(ROWS=40, COLUMNS=4, BLOCK=1), plan, {"x": "x"})
+    assert "is 40 separate blocks of rows, at most 32 are copied as one" in text
+
+
+@pytest.mark.usefixtures("nothing_missing")
+def test_tiles_beyond_what_a_rank_gets_are_not_read_at_peers() -> None:
+    whole = Box.full((8, 3, 8))
+    parts = [whole.with_axis(0, 4 * r, 4 * r + 4) for r in range(2)]
+    plan = exchange([[], [push(1, parts[1])]], parts, [whole, parts[1]], (8, 3, 8))
+    text = refusal(scaled(), plan, {"x": "x"}, "ldst_colocated")
+    assert "plan exchange brings only part of what tiles read of x" in text
+
+
+def test_a_triton_kernel_is_no_pallas_kernel() -> None:
+    with pytest.raises(
+        InputError, match="a Triton kernel is no Pallas kernel; compile it with tar"
+    ):
+        scaled()(jnp.zeros((8, 3, 8)))
 
 
 def test_other_platforms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from syncopate_jax.backends import triton_call
 from syncopate_jax.backends.interface import interpret_settings
 from syncopate_jax.ir.build import build_plan
 from syncopate_jax.ir.chunk import Box, Chunk
-from syncopate_jax.ir.comm import P2P, Operation
+from syncopate_jax.ir.comm import P2P, ComputeDep, Operation
 from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.triton_kernel import triton_kernel
@@ -232,6 +232,32 @@ def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
 def strided(m: int, k: int, n: int, **more: Any) -> dict[str, Any]:
     blocks = {f"BLOCK_SIZE_{x}": 16 for x in "MNK"}
     return {"M": m, "N": n, "K": k, **blocks, "GROUP_SIZE_M": 2, **more}
+
+
+def test_a_tile_that_is_stored_at_several_ranks() -> None:
+    """Its epilogue runs once a place, and what it changes starts anew each time."""
+    ranks, m, k, n = 3, 16, 16, 24
+    strides = {"stride_am": k, "stride_ak": 1, "stride_bk": n, "stride_bn": 1}
+    strides |= {"stride_cm": n, "stride_cn": 1}
+    arguments = strided(m, k, n, ACTIVATION="leaky_relu", **strides)
+    kernel = triton_kernel(foreign.tutorial_matmul, arguments, out_dtypes={"c_ptr": "float32"})
+    whole, everyone = Box.full((ranks * m, n)), range(ranks)
+    own = [Chunk("c", whole.with_axis(0, r * m, (r + 1) * m)) for r in everyone]
+    plan = build_plan(
+        "gather_results",
+        ranks,
+        [Tensor("c", whole.shape, "float32")],
+        [Region(r, "c", own[r].box, produced=True) for r in everyone],
+        [Goal(r, "c", whole) for r in everyone],
+        [
+            [P2P(r, r, to, own[r], own[r], (ComputeDep(r, own[r]),)) for to in everyone if to != r]
+            for r in everyone
+        ],
+    )
+    a, b = random(ranks, m, k), random(k, n, seed=1)
+    (c,) = run(kernel, plan, {"c": "c_ptr"}, "ldst_colocated", [a, repeated(b, ranks)])
+    wanted = np.where(a @ b >= 0, a @ b, 0.01 * (a @ b)).reshape(-1, n)
+    np.testing.assert_allclose(c, repeated(wanted, ranks), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -19,7 +19,15 @@ from triton.compiler import ASTSource
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.kernel import directives_tree
 from syncopate_jax.triton_source import module, rewrite
-from syncopate_jax.triton_source.scheme import Columns, Read, Runs, Scheme, Spot
+from syncopate_jax.triton_source.scheme import (
+    Addends,
+    Columns,
+    Lists,
+    Read,
+    Runs,
+    Scheme,
+    Spot,
+)
 from syncopate_jax.triton_source.text import fitted
 from tests.golden.compare import golden
 from tests.kernel.test_directives import KERNEL, PERSISTENT
@@ -138,6 +146,32 @@ BY_RUN = replace(
     reads=(Read("x_ptr", (Spot("x_ptr"), Spot("x_ptr")), Columns(3, (1, 0, 1)), True, False),),
     runs=Runs(2, Columns(5, (1, 1)), None),
 )
+
+
+def test_addresses_that_are_made_before_the_tiles_are_refused() -> None:
+    text = PERSISTENT.replace(
+        "    # syncopate: tiles persistent\n",
+        "    # syncopate: tiles persistent\n    p = x_ptr + 1\n",
+    ).replace("tl.load(x_ptr", "tl.load(p")
+    scheme = replace(
+        SCHEME,
+        order=Columns(0, (1,)),
+        reads=(Read("x_ptr", (Spot("x_ptr"),), Columns(3, (0, 0, 1))),),
+    )
+    with pytest.raises(UnsupportedError, match=r"k.py:17: p is made of x_ptr before the loop over"):
+        rewritten(text, scheme)
+
+
+def test_partial_results_need_one_store() -> None:
+    text = KERNEL.replace(
+        "    tl.store(y_ptr + row, total)\n", "    tl.store(y_ptr + row, total)\n" * 2
+    )
+    addends = Addends("y_ptr", "y_landing_ptr", Lists(3, Columns(5, (1,))))
+    with pytest.raises(UnsupportedError, match=r"epilogue stores y_ptr once, it stores 2 times"):
+        rewritten(text, replace(SCHEME, addends=addends))
+    assert "total += tl.load(addend_ptr + row)" in rewritten(
+        KERNEL, replace(SCHEME, addends=addends)
+    )
 
 
 def test_addresses_that_a_loop_advances_are_set_for_each_run() -> None:

@@ -1,0 +1,42 @@
+"""Contractions as annotated Triton kernels: what they read and write, and their texts."""
+
+from __future__ import annotations
+
+import functools
+
+from syncopate_jax.kernel.local import PallasKernel
+from syncopate_jax.pallas_kernels import contraction_triton
+from tests.pallas_kernels.examples import Example
+
+SIZES = {"m": 40, "n": 24, "k": 20, "b": 2, "G": 2}
+
+
+def small(lhs: str, rhs: str, out: str) -> PallasKernel:
+    tiles = {"m": 16, "n": 16, "k": 16}
+    return contraction_triton.contraction(
+        lhs, rhs, out, SIZES, tiles=tiles, dtype="float32", out_dtype="float32"
+    )
+
+
+EXAMPLES = (
+    Example(
+        "ragged",
+        contraction_triton.contraction,
+        functools.partial(small, "bmk", "kn", "bmn"),
+        {"lhs": (2, 40, 20), "rhs": (20, 24)},
+    ),
+    Example(
+        "blocks of what is summed over",
+        contraction_triton.contraction,
+        functools.partial(small, "Gbmk", "Gkn", "bmn"),
+        {"lhs": (2, 2, 40, 20), "rhs": (2, 20, 24)},
+    ),
+)
+
+
+def test_tiles_of_a_contraction() -> None:
+    sizes = {"m": 5, "n": 300, "k": 40}
+    assert contraction_triton.choose_tiles("mn", sizes, {}) == {"m": 16, "n": 256, "k": 64}
+    assert contraction_triton.choose_tiles("mn", sizes, {"k": 16})["k"] == 16
+    text = contraction_triton.source("Gmk", "Gkn", "mn")
+    assert "for step in range(SIZE_G * tl.cdiv(SIZE_k, BLOCK_k)):" in text
