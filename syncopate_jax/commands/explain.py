@@ -33,7 +33,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", default="bfloat16", help="of operands and result (bfloat16)")
     parser.add_argument("--topology", default="h200", metavar="T", help="as for simulate (h200)")
-    parser.add_argument("--target", default="tpu", help="what the kernel is written in (tpu)")
+    parser.add_argument(
+        "--target", default="tpu", help="tpu, mosaic_gpu (Hopper GPUs) or triton (tpu)"
+    )
     add_json_flag(parser)
 
 
