@@ -92,7 +92,8 @@ def synthesize(
         channels=channels, mode=mode, produced=produced, tensor=tensor, out=out, name=name,
     )  # fmt: skip
     counts = None if chunks is None else (integer(request.where, "chunks", chunks, 1),)
-    return _best(request, counts, integer(request.where, "tries", tries, 0), seed)
+    tries = integer(request.where, "tries", tries, 0)
+    return _best(request, counts, tries, integer(request.where, "seed", seed, 0))
 
 
 def bound(kind: str, topology: Topology, shape: Sequence[int], **arguments: Any) -> Bound:
