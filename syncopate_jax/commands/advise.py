@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     degrees = None
     if args.degrees is not None:
         parts = args.degrees.split(",")
-        if not all(part.strip().isdecimal() for part in parts):
+        if not all(part.strip().isdecimal() and len(part) < 12 for part in parts):
             raise InputError(f"--degrees {args.degrees!r}: needs integers separated by commas")
         degrees = tuple(int(part) for part in parts)
     if args.picture is not None:

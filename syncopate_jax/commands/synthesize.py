@@ -118,7 +118,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _numbers(flag: str, given: str) -> tuple[int, ...]:
     parts = given.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
+    # No extent has 12 digits, and Python refuses to read those of thousands.
+    if not all(part.strip().isdecimal() and len(part) < 12 for part in parts):
         raise InputError(f"{flag} {given!r}: needs integers separated by commas, such as 8192,4096")
     return tuple(int(part) for part in parts)
 

@@ -98,7 +98,10 @@ def synthesize(
         channels=channels, mode=mode, produced=produced, tensor=tensor, out=out, name=name,
     )  # fmt: skip
     counts = None if chunks is None else (integer(request.where, "chunks", chunks, 1),)
-    return _best(request, counts, integer(request.where, "tries", tries, 0), seed, one_shot)
+    tries, seed = (
+        integer(request.where, label, n, 0) for label, n in (("tries", tries), ("seed", seed))
+    )
+    return _best(request, counts, tries, seed, one_shot)
 
 
 def bound(kind: str, topology: Topology, shape: Sequence[int], **arguments: Any) -> Bound:

@@ -99,3 +99,21 @@ def test_advice_on_wrong_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 2 and "--degrees '2,x': needs integers separated by commas" in err
     code, _, err = run(capsys, "advise", "llama3-8b", "--picture", "a.pdf")
     assert code == 2 and "needs a name that ends in .svg or .png" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("synthesize", "all_gather", "--shape", "9" * 5000), "needs integers separated by commas"),
+        (("advise", "llama3-8b", "--degrees", "9" * 5000), "needs integers separated by commas"),
+        (
+            ("synthesize", "all_to_all", "--shape", "6", "--ranks", "3", "--seed", "-1"),
+            "seed must be in 0..",
+        ),
+    ],
+)
+def test_refuses_numbers_without_bounds(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    code, _, err = run(capsys, *arguments)
+    assert code == 2 and message in err
