@@ -19,6 +19,9 @@ from syncopate_jax.plans.gathering import square_divisor
 # tensor, or hand it on in the second tensor.
 GATHER, REDUCE, KEEP, SPREAD = range(4)
 
+MOST_HOPS = 1 << 21
+"""Of a plan: hops are added one by one, a million in some seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
@@ -109,6 +112,12 @@ class Hops:
     ) -> int:
         """Files a hop of ``what`` that waits for those numbered ``after``; returns its number."""
         number = len(self.ends)
+        if number == MOST_HOPS:
+            raise InputError(
+                f"{self.where}: {self.shards.num_ranks} ranks and {self.shards.lo.shape[1]} pieces "
+                f"a shard make more than {MOST_HOPS} operations; use fewer pieces, or a template "
+                f"for flat groups"
+            )
         self.ends.append((src, dst))
         self.moved.append(what)
         self.acts.append((act, outer, produced))

@@ -101,6 +101,10 @@ def all_gather_matmul(
       MeshError: when ``axis_name`` is not bound by a surrounding ``jax.shard_map``.
       UnsupportedError: ``return_gathered`` of a backend that gathers into no array of its own.
     """
+    if not isinstance(return_gathered, bool):
+        raise InputError(
+            f"all_gather_matmul: return_gathered needs True or False, found {return_gathered!r}"
+        )
     asked = (gathered, dimension)
     spec = _SPECS.get(asked) if all(isinstance(name, str) for name in asked) else None
     if spec is None:

@@ -36,6 +36,13 @@ class Operator:
     backend: Backend
     target: str
 
+    def __repr__(self) -> str:
+        plan = self.work.schedule.plan
+        return (
+            f"Operator({self.name}: {plan.name} over {plan.num_ranks} ranks of "
+            f"{self.work.axis_names}, backend {self.backend.name}, target {self.target})"
+        )
+
     def __call__(self, *operands: jax.Array) -> list[jax.Array]:
         """One rank's results, one a result of the local kernel.
 

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ops import all_gather_matmul
 
 CASES = [
@@ -95,3 +95,8 @@ def test_a_backend_that_keeps_nothing() -> None:
     message = "all_gather: backend tma_dedicated does not give back what it gathered; use backend"
     with pytest.raises(UnsupportedError, match=re.escape(message)):
         run(CASES[0], jnp.ones((2, 8, 6)), jnp.ones((6, 4)), backend="tma_dedicated")
+
+
+def test_says_whether_to_keep_by_a_bool() -> None:
+    with pytest.raises(InputError, match="return_gathered needs True or False, found 0"):
+        all_gather_matmul(jnp.ones((8, 6)), jnp.ones((6, 4)), axis_name="t", return_gathered=0)

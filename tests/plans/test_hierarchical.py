@@ -15,6 +15,7 @@ from syncopate_jax.ir import presets
 from syncopate_jax.ir.comm import OpDep
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.text import to_text
+from syncopate_jax.plans import hierarchy
 from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
 from syncopate_jax.plans.all_reduce_two_shot import all_reduce_two_shot
 from syncopate_jax.plans.all_to_all_blocks import all_to_all_blocks
@@ -127,6 +128,14 @@ def test_beats_the_flat_template_on_two_nodes(kind: str) -> None:
         times.append(simulate(flat, topology).makespan)
     plan = make(kind, 8, shape, nodes=(4, 4), split=8, outer_channel="nic")
     assert simulate(plan, topology).makespan < 0.7 * min(times)
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_refuses_more_hops_than_can_be_built(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hierarchy, "MOST_HOPS", 20)
+    make(kind, 2, (8, 4))
+    with pytest.raises(InputError, match="4 ranks and 8 pieces a shard make more than 20 operati"):
+        make(kind, 4, (32, 4), split=8)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -38,6 +38,10 @@ class TestCalls:
 
     def test_right(self, operator: Any) -> None:
         assert operator.name == "syncopate_own_gather_scale"
+        assert repr(operator) == (
+            "Operator(syncopate_own_gather_scale: own_gather over 2 ranks of ('t',), "
+            "backend remote_dma, target tpu)"
+        )
         assert operator.operand_shapes() == {"x": (2, 4)}
         assert [t.shape for t in operator.result_types()] == [(4, 4)]
         assert self.trace(operator, jnp.ones((2, 4)), jnp.ones((4, 1))).shape == (8, 4)
