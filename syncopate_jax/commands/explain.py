@@ -23,6 +23,9 @@ OPERATORS = {
     "matmul_all_to_all": ("all_to_all", "out", "m", "n"),
 }
 SPLITS = (1, 2, 4, 8)
+# What JAX calls the devices of a topology, and the types that were measured.
+DEVICE_KINDS = {"h200": "NVIDIA H200"}
+MEASURED_DTYPES = ("bfloat16", "float16")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="bfloat16", help="of operands and result (bfloat16)")
     parser.add_argument("--topology", default="h200", metavar="T", help="as for simulate (h200)")
     parser.add_argument(
-        "--target", default="tpu", help="tpu, mosaic_gpu (Hopper GPUs) or triton (tpu)"
+        "--target", default="mosaic_gpu", help="mosaic_gpu (Hopper), triton or tpu (mosaic_gpu)"
     )
     add_json_flag(parser)
 
@@ -49,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         from syncopate_jax.ops.prediction import predict
         from syncopate_jax.options import Options
 
+        auto = _auto(spec, lhs, rhs, args)
         predicted = {
             split: predict(spec, lhs, rhs, topology, Options(split=split), dtype=args.dtype)
             for split in SPLITS
@@ -56,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
         backends = _backends(spec, lhs, rhs, args)
     best = min(predicted, key=lambda split: (predicted[split].fused, split))
     if args.json:
-        print_json(_json(args, backends, predicted, best))
+        print_json(_json(args, backends, auto, predicted, best))
     else:
-        _report(args, backends, predicted, best)
+        _report(args, backends, auto, predicted, best)
     return DONE
 
 
@@ -108,6 +112,21 @@ def _local(
     return spec, (1, m_local, k_local), (rows, n_local)
 
 
+def _auto(
+    spec: Contraction, lhs: tuple[int, ...], rhs: tuple[int, ...], args: argparse.Namespace
+) -> str:
+    """What ``backend="auto"`` takes on GPUs of the topology; checks the target by the way."""
+    from syncopate_jax.ops import fused
+    from syncopate_jax.options import Options
+    from syncopate_jax.tune import measured
+
+    fused.choose_backend(spec, Options(target=args.target))
+    kind = DEVICE_KINDS.get(args.topology.partition(":")[0], "")
+    if args.dtype not in MEASURED_DTYPES:
+        return "xla"
+    return measured.choose(fused.problem(spec, args.ranks, lhs, rhs), kind).backend
+
+
 def _backends(
     spec: Contraction, lhs: tuple[int, ...], rhs: tuple[int, ...], args: argparse.Namespace
 ) -> list[Verdict]:
@@ -137,6 +156,7 @@ def _backends(
 def _report(
     args: argparse.Namespace,
     backends: list[Verdict],
+    auto: str,
     predicted: dict[int, Comparison],
     best: int,
 ) -> None:
@@ -144,7 +164,8 @@ def _report(
     print(f"\nbackends, for target {args.target}:")
     for verdict in backends:
         print(f"  {verdict.backend:<15} {verdict.reason or 'can do it'}")
-    print("\nbackend 'auto' takes xla: no measurement of this shape says that another is faster")
+    why = "no measurement says that another is faster" if auto == "xla" else "measured so"
+    print(f"\nbackend 'auto' takes {auto} for this shape on {args.topology}: {why}")
     print(f"\npredicted on {args.topology}, for a kernel that reaches the topology's rates:")
     for split, one in predicted.items():
         mark = "  <- best" if split == best else ""
@@ -157,6 +178,7 @@ def _report(
 def _json(
     args: argparse.Namespace,
     backends: list[Verdict],
+    auto: str,
     predicted: dict[int, Comparison],
     best: int,
 ) -> dict[str, Any]:
@@ -166,7 +188,7 @@ def _json(
         "shape": args.shape,
         "dtype": args.dtype,
         "target": args.target,
-        "auto": "xla",
+        "auto": auto,
         "backends": {v.backend: {"can": not v.reason, "reason": v.reason} for v in backends},
         "best_split": best,
         "predicted_us": {

@@ -71,7 +71,7 @@ def choose(
     ranks = mesh.ranks(axis_names)
     if ranks != mesh.size() or jax.process_count() > 1:
         return xla
-    found = measured.choose(_problem(spec, ranks, lhs, rhs), device_kind)
+    found = measured.choose(problem(spec, ranks, lhs.shape, rhs.shape), device_kind)
     if found.backend == "xla":
         return xla
     chosen = options.using(
@@ -85,11 +85,13 @@ def choose(
     return chosen
 
 
-def _problem(spec: Contraction, ranks: int, lhs: jax.Array, rhs: jax.Array) -> measured.Problem:
-    """The product of one rank, once what it reads has been exchanged."""
+def problem(
+    spec: Contraction, ranks: int, lhs: tuple[int, ...], rhs: tuple[int, ...]
+) -> measured.Problem:
+    """The product of one rank with operands of shapes ``lhs`` and ``rhs``, once exchanged."""
     sizes = {
-        "lhs": dict(zip(spec.lhs, lhs.shape, strict=True)),
-        "rhs": dict(zip(spec.rhs, rhs.shape, strict=True)),
+        "lhs": dict(zip(spec.lhs, lhs, strict=True)),
+        "rhs": dict(zip(spec.rhs, rhs, strict=True)),
     }
     if spec.place != "out":
         changed = sizes[spec.place]

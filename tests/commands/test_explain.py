@@ -20,7 +20,22 @@ from syncopate_jax.cli import main
     ],
 )
 def test_every_operator_is_explained(operator: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", operator, "--ranks", "4", "--shape", "512,512,512", "--json"]) == 0
+    assert (
+        main(
+            [
+                "explain",
+                operator,
+                "--ranks",
+                "4",
+                "--shape",
+                "512,512,512",
+                "--json",
+                "--target",
+                "tpu",
+            ]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["auto"] == "xla"
     assert found["backends"]["xla"] == {"can": True, "reason": ""}
@@ -32,10 +47,20 @@ def test_every_operator_is_explained(operator: str, capsys: pytest.CaptureFixtur
 
 def test_a_backend_that_cannot_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["explain", "all_gather_matmul", "--ranks", "2", "--shape", "256,256,256"]
-    assert main([*argv, "--target", "fpga"]) == 0
+    assert main(argv) == 0
     out = capsys.readouterr().out
-    assert "remote_dma      target: no local kernel is written for 'fpga'; known:" in out
-    assert "backend 'auto' takes xla" in out
+    assert "remote_dma works with target 'tpu', not 'mosaic_gpu'" in out
+    assert "backend 'auto' takes xla for this shape on h200: no measurement says" in out
+
+
+def test_auto_is_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["explain", "matmul_reduce_scatter", "--ranks", "2", "--shape", "4096,14336,4096"]
+    assert main([*argv, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["auto"] == "tma_colocated"
+    assert main([*argv, "--json", "--dtype", "float32"]) == 0
+    assert json.loads(capsys.readouterr().out)["auto"] == "xla"
+    assert main([*argv, "--json", "--topology", "h100"]) == 0
+    assert json.loads(capsys.readouterr().out)["auto"] == "xla"
 
 
 @pytest.mark.parametrize(
@@ -46,6 +71,7 @@ def test_a_backend_that_cannot_says_why(capsys: pytest.CaptureFixture[str]) -> N
         (["--shape", "9,8,8"], "M = 9 is not a multiple of the 8 ranks that share it"),
         (["--shape", "8,8,8", "--ranks", "0"], "--ranks must be at least 1, found 0"),
         (["--shape", "8,8,8", "--topology", "moon"], "moon"),
+        (["--shape", "8,8,8", "--target", "fpga"], "no local kernel is written for 'fpga'; known:"),
     ],
 )
 def test_bad_input_is_named(
