@@ -70,6 +70,7 @@ def test_attention_that_walks_gathered_keys_and_values(backend: str) -> None:
 
 
 @each_backend
+@pytest.mark.slow
 def test_a_gathered_operand_and_a_scattered_result(backend: str) -> None:
     ranks, rows = 2, 4
     plan = own_kernels.gather_and_scatter_plan(ranks, (rows, 3), (rows, 6))

@@ -30,6 +30,7 @@ def notebooks() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_runs(path: Path, tmp_path: Path) -> None:
     script = tmp_path / "cells.py"
     script.write_text("\n\n".join([DISPLAY, *cells(path)]))

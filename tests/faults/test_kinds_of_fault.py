@@ -60,6 +60,7 @@ def loop(turns: int, backend: str) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_many_calls_leave_nothing_behind() -> None:
     """Twelve turns: every counter is back at zero each time, and no turn sees another's state."""
     rng = np.random.default_rng(0)
@@ -71,6 +72,7 @@ def test_many_calls_leave_nothing_behind() -> None:
     np.testing.assert_allclose(y, jax.jit(loop(12, "xla"))(x, up, down), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_memory_that_nobody_wrote_is_not_read() -> None:
     """Buffers start as NaN; tiles cut by the edge of every rank's block stay clear of it."""
     settings = interpret.params("eager", detect_races=False)
@@ -162,6 +164,7 @@ def test_results_are_sharded_as_the_specs_say(case: Case) -> None:
     assert constrained(x, w).sharding.is_equivalent_to(replicated, 3)
 
 
+@pytest.mark.slow
 def test_ten_calls_give_the_same_bits() -> None:
     """With sums over three ranks, whose order must not depend on who comes first."""
     x, w, _ = cases.operands(1, 6, 6, 6)

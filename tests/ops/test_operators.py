@@ -136,6 +136,7 @@ def test_fused_in_narrow_types_with_gradients(case: Case, dtype: str) -> None:
     assert_as_exact_as_unfused(case, 2, small(2, dtype))
 
 
+@pytest.mark.slow
 def test_sums_of_many_ranks_stay_in_float32() -> None:
     """Partial results in bfloat16 are rounded once when sent, and once after they are added."""
     x, w, ct = small(8, "bfloat16")
@@ -203,7 +204,14 @@ TEMPLATES = [
 ]
 
 
-@pytest.mark.parametrize("name,ranks,plan,split", TEMPLATES)
+# The others are the operators' own, or their mirror.
+QUICK = ("all_gather_ring", "all_gather_mesh", "reduce_scatter_ring")
+
+
+@pytest.mark.parametrize(
+    "name,ranks,plan,split",
+    [pytest.param(*t, marks=[] if t[2] in QUICK else pytest.mark.slow) for t in TEMPLATES],
+)
 def test_every_plan_template(name: str, ranks: int, plan: str, split: int) -> None:
     options = {"plan": plan, "split": split, "tiles": {"m": 1}}
     assert_as_exact_as_unfused(BY_NAME[name], ranks, small(ranks), gradients=False, **options)
@@ -227,6 +235,7 @@ def test_every_split(case: Case, ranks: int, split: int) -> None:
         (5, 24, 7, (8, 8, 8, 0, 0)),
     ],
 )
+@pytest.mark.slow
 def test_how_ranks_share_an_all_reduce(ranks: int, m: int, n: int, shards: tuple[int, ...]) -> None:
     arrays = cases.operands(1, m, 6 * ranks, n)
     case = BY_NAME["all_reduce"]

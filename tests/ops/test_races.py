@@ -13,6 +13,7 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 
 @pytest.mark.parametrize("mode", interpret.MODES)
 @each_case
+@pytest.mark.slow
 def test_three_ranks_one_late(case: Case, mode: str) -> None:
     arrays = cases.operands(1, 6, 6, 6)
     options = {"split": 2, "tiles": {"m": 1}}

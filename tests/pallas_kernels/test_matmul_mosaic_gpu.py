@@ -192,6 +192,7 @@ def test_after_tile_finds_each_warpgroups_part_in_memory(overlap):
     np.testing.assert_array_equal(probe, parts[:, :, 5, :, 7].transpose(0, 2, 1))
 
 
+@pytest.mark.slow
 def test_k_block_chooses_what_to_contract():
     """Taking block 0 at every step contracts three times over the first 64 elements."""
     x, w = operands(M, K, N)

@@ -175,6 +175,7 @@ def chain(seed: int) -> Body:
     return body
 
 
+@pytest.mark.slow
 def test_random_chains_between() -> None:
     bodies = [chain(seed) for seed in range(10)]
     rng = np.random.default_rng(1)

@@ -37,7 +37,7 @@ def tokens(*shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(7).standard_normal(shape), jnp.float32)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_megatron_block(check_vma: bool) -> None:
     fn = mapped(models.megatron_block, models.MEGATRON, 2, check_vma)
     report = same(fn, models.megatron_params(8, 4, 12), tokens(6, 2, 8))
@@ -59,7 +59,7 @@ BOTH_WAYS = {
 
 
 @pytest.mark.parametrize(
-    "model", ["megatron", "fsdp", pytest.param("ulysses", marks=pytest.mark.slow)]
+    "model", ["fsdp", *(pytest.param(m, marks=pytest.mark.slow) for m in ("megatron", "ulysses"))]
 )
 def test_gradient_is_overlapped(model: str) -> None:
     """Of the gradient's collectives all are replaced but sums of what no dot made: biases, norms.
@@ -97,6 +97,7 @@ def test_fsdp_mlp_gathers_the_narrow_type() -> None:
     assert kinds(report) == ["all_gather"] * 2
 
 
+@pytest.mark.slow
 def test_ulysses_attention() -> None:
     fn = mapped(models.ulysses_attention, models.ULYSSES, 2)
     report = same(fn, models.ulysses_params(8, 4), tokens(6, 2, 8))
@@ -104,6 +105,7 @@ def test_ulysses_attention() -> None:
     assert report.left == ()
 
 
+@pytest.mark.slow
 def test_ring_attention() -> None:
     """The ring stays; the gathered weights around it are fused."""
     fn = mapped(models.ring_attention, models.RING, 2)
@@ -134,6 +136,7 @@ def test_body_of_a_shard_map(check_vma: bool) -> None:
 
 
 @pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.slow
 def test_scan_over_layers(remat: bool) -> None:
     each = [models.megatron_params(8, 4, 12, seed) for seed in range(2)]
     params = jax.tree.map(lambda *xs: jnp.stack(xs), *each)

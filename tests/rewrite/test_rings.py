@@ -289,6 +289,7 @@ def test_gradient_of_a_ring_is_left(body: Callable[..., Any]) -> None:
     assert ELSEWHERE in reasons(report)[0]
 
 
+@pytest.mark.slow
 def test_rings_in_a_row_inside_a_scan() -> None:
     """A layer of two rings, in a scan over layers under remat, untracked."""
 

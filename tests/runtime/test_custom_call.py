@@ -215,9 +215,15 @@ def gradients(layer, mesh, axes, check_vma, remat):
     return jax.value_and_grad(on(mesh, body, specs, P(), check_vma), argnums=(0, 1, 2))
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("name", ["second of two axes", "two axes, the other way round"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "second of two axes",
+        pytest.param("two axes, the other way round", marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_and_the_sums_they_need(name, check_vma, remat):
     arguments, axes = MESHES[name]
     mesh = mesh_of(*arguments)
