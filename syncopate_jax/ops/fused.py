@@ -321,6 +321,8 @@ def prepare_triton(
     tiles = contraction_triton.choose_tiles(layout.out, layout.extents, options.tile_sizes)
     moved = dtype if layout.place != "out" else out_dtype
     plan = plan_for(kind, layout, moved, tiles, options)
+    if wide := float32_options(plan, options):
+        return prepare_triton(kind, layout, largest, dtype, "float32", wide)
     kernel = contraction_triton.contraction(
         layout.lhs,
         layout.rhs,
