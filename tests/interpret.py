@@ -119,7 +119,7 @@ def run_guarded(
         _replaced(callback_log, "disabled", True),
     ):
         try:
-            result = jax.block_until_ready(fn(*args))
+            result = _settled(fn(*args))
             jax.effects_barrier()
         except Exception as error:
             _reset()
@@ -127,6 +127,20 @@ def run_guarded(
                 raise DeadlockFound(report.deadlock) from error
             raise
     report.check()
+    return result
+
+
+def _settled(result: Any) -> Any:
+    """The results, once every device is through, failed or not: one at work fails the next run."""
+    errors = []
+    for leaf in jax.tree.leaves(result):
+        for shard in leaf.addressable_shards:
+            try:
+                shard.data.block_until_ready()
+            except Exception as error:
+                errors.append(error)
+    if errors:
+        raise errors[0]
     return result
 
 
@@ -191,7 +205,7 @@ def _describe(report: Report, memory: Any, names: list[str], timeout: float) -> 
     waits = [
         f"device {w.core // memory.num_cores_per_device} waits for {_name(w.semaphore, names)} to "
         f"reach {w.value}, it is {int(w.semaphore.count_by_core[w.core])} ({w.line})"
-        for w in sorted(report.waiting.values(), key=lambda w: w.core)
+        for w in sorted(list(report.waiting.values()), key=lambda w: w.core)
     ]
     waiting = {(id(w.semaphore), w.core) for w in report.waiting.values()}
     counts = [
