@@ -84,6 +84,8 @@ def lay_out(work: Work) -> Layout:
 
 
 class ColocatedMaker(LayoutMaker):
+    """Tables of a kernel whose tiles read from peers, or store at peers, what operations move."""
+
     kinds = (INPUT, RESULT, LANDING)
 
     def _check(self) -> None:

@@ -415,7 +415,10 @@ def cut_of(spec: pl.BlockSpec) -> tuple[int, int]:
 
 
 def emitted(name: str, kernel: FusedKernel) -> Emitted:
-    """The kernel as a backend hands it over; ``name`` is the backend's."""
+    """The kernel as a backend hands it over; ``name`` is the backend's.
+
+    What is handed over raises UnsupportedError for a platform that is neither CUDA nor simulated.
+    """
 
     def emit(
         *operands: jax.Array,

@@ -93,7 +93,10 @@ class Annotated:
 
 
 def plain_function(kernel: Any) -> Any:
-    """The Python function inside ``triton.jit``, ``autotune`` and ``heuristics``."""
+    """The Python function inside ``triton.jit``, ``autotune`` and ``heuristics``.
+
+    Raises InputError for what is no function, under none of these either.
+    """
     while not inspect.isfunction(kernel):
         inner = getattr(kernel, "fn", None)
         if inner is None:
@@ -122,7 +125,7 @@ def read(kernel: Any) -> Annotated:
 
 
 def read_source(text: str, file: str = "<kernel>", first_line: int = 1) -> Annotated:
-    """As ``read``, of a text that holds one function."""
+    """As ``read``, of a text; raises FormatError too unless it holds exactly one function."""
     source = textwrap.dedent(text)
     found = grammar.parse(source, file, first_line)
     try:

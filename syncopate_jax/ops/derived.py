@@ -37,6 +37,7 @@ class Product:
         return f"{out},{rhs}->{lhs}", f"{lhs},{out}->{rhs}"
 
     def of(self, formula: str, dtype: jnp.dtype) -> Product:
+        """Another product, realised likewise."""
         return Product(formula, self.options, dtype)
 
 
