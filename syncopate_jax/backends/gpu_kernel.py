@@ -20,9 +20,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from syncopate_jax.backends import gpu_peers, gpu_signals
 from syncopate_jax.backends.gpu_buffers import INPUT, Key, Placed, cut_dimensions
 from syncopate_jax.backends.gpu_copy import Copier, Mover
+from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.backends.gpu_peers import Peers
 from syncopate_jax.backends.gpu_signals import Signals, Watch
-from syncopate_jax.backends.gpu_tables import Layout
 from syncopate_jax.backends.gpu_watchdog import raise_given_up
 from syncopate_jax.backends.interface import Emitted, Work
 from syncopate_jax.errors import UnsupportedError
