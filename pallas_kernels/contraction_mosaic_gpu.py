@@ -222,17 +222,21 @@ class ContractionLoop:
 
     @property
     def warpgroups(self) -> int:
+        """Those that multiply, and one that loads."""
         return self.config.warpgroups + 1
 
     @property
     def signals(self) -> int:
+        """Warpgroups that store a part of a tile each, and signal it."""
         return self.config.warpgroups
 
     @property
     def tile_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Grid axes that make a tile's row and its column."""
         return (*self.lead, self.row_axis), (self.column_axis,)
 
     def launch(self) -> Mapping[str, Any]:
+        """Arguments of ``plgpu.kernel`` that the text relies on."""
         return {
             "num_threads": self.warpgroups,
             "thread_name": matmul_mosaic_gpu_kernel.WARPGROUP_AXIS,

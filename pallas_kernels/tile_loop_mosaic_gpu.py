@@ -42,11 +42,14 @@ class TileOrder(Protocol):
     """
 
     @property
-    def size(self) -> int | jax.Array: ...
+    def size(self) -> int | jax.Array:
+        """Tiles in all."""
 
-    def fetch(self, position: jax.Array) -> Any: ...
+    def fetch(self, position: jax.Array) -> Any:
+        """What there is to know of the tile at ``position``, perhaps still on its way."""
 
-    def decode(self, fetched: Any) -> tuple[jax.Array, jax.Array, jax.Array]: ...
+    def decode(self, fetched: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The tile's m, n and chunk."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

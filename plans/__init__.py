@@ -1,1 +1,12 @@
-"""Plan templates, one algorithm a file, parameterised by ranks, shapes and split."""
+"""Plan templates (paper section 5.1), one algorithm a file, parameterised by ranks, shapes, split.
+
+What all of them take:
+  num_ranks: ranks that take part, numbered from 0.
+  dtype: element type, one of ``ir.plan.ITEM_SIZES``.
+  axis: the axis that is sharded; negative ones count from the last.
+  tensor, out: names of the tensors, which an axis map binds to a kernel's operands.
+  name: of the plan, and of the template in messages; the template's if None.
+  channel: port that the operations use, as in ``ir.topology``.
+
+Each raises InputError for an argument of another type than its annotation (``argument_types``).
+"""

@@ -98,7 +98,7 @@ def all_gather_double_ring(
     origin = origin_text(
         NAME, num_ranks=ranks, inner=size, axis=axis, split=split, split_axis=split_axis, mode=mode
     )
-    return gather_plan(where, cut, moves, tensor, dtype, produced, channels, origin)
+    return gather_plan(where, cut, moves.columns(), tensor, dtype, produced, channels, origin)
 
 
 def group_size(where: str, num_ranks: int, inner: int | None) -> int:

@@ -98,7 +98,7 @@ def all_gather_mesh(
         split_axis=split_axis,
         mode=mode,
     )
-    return gather_plan(where, cut, moves, tensor, dtype, produced, channels, origin)
+    return gather_plan(where, cut, moves.columns(), tensor, dtype, produced, channels, origin)
 
 
 def _mesh(where: str, ranks: int, mesh: tuple[int, int] | None) -> tuple[int, int]:

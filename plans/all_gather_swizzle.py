@@ -58,4 +58,4 @@ def all_gather_swizzle(
     origin = origin_text(
         NAME, num_ranks=num_ranks, axis=axis, split=split, split_axis=split_axis, mode=mode
     )
-    return gather_plan(where, cut, moves, tensor, dtype, produced, (channel,), origin)
+    return gather_plan(where, cut, moves.columns(), tensor, dtype, produced, (channel,), origin)

@@ -12,11 +12,10 @@ from syncopate_jax.ir.comm import DEFAULT_CHANNEL
 from syncopate_jax.ir.moves import MODES, Moves, make_moves
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.shards import cut_shards
-from syncopate_jax.plans.reducing import all_reduce_plan, reduction
+from syncopate_jax.plans.reducing import PARTIAL, SUM, all_reduce_plan, reduction
 from syncopate_jax.registry import templates
 
 NAME = "all_reduce_one_shot"
-PARTIAL, SUM = 0, 1  # positions of the two tensors
 
 
 @templates.register(NAME)

@@ -13,6 +13,8 @@ from syncopate_jax.ir.moves import Array, Moves, join_columns, relay
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.shards import Shards, cut_shards
 from syncopate_jax.plans.reducing import (
+    PARTIAL,
+    SUM,
     all_reduce_plan,
     reduce_direct,
     reduce_ring,
@@ -21,7 +23,6 @@ from syncopate_jax.plans.reducing import (
 from syncopate_jax.registry import templates
 
 NAME = "all_reduce_two_shot"
-PARTIAL, SUM = 0, 1  # positions of the two tensors
 
 
 @templates.register(NAME)

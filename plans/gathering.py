@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from syncopate_jax.ir.moves import Moves
+from syncopate_jax.ir.columns import Columns
 from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
 from syncopate_jax.ir.shards import Shards
 
@@ -10,7 +10,7 @@ from syncopate_jax.ir.shards import Shards
 def gather_plan(
     name: str,
     shards: Shards,
-    moves: Moves,
+    columns: Columns,
     tensor: str,
     dtype: str,
     produced: bool,
@@ -30,7 +30,7 @@ def gather_plan(
         tensors=(Tensor(tensor, shards.shape, dtype),),
         initial=tuple(region for region in regions if region.box.size),
         goals=tuple(goals) if whole.size else (),
-        columns=moves.columns(),
+        columns=columns,
         channels=channels,
         origins=(origin,),
     )

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from syncopate_jax.ir.argument_types import checked
 from syncopate_jax.ir.arguments import origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
-from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
+from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.shards import cut_shards
+from syncopate_jax.plans.gathering import gather_plan
 from syncopate_jax.plans.hierarchy import GATHER, Hops, add_gather, make_nodes
 from syncopate_jax.registry import templates
 
@@ -59,8 +60,6 @@ def hierarchical_all_gather(
     hops = Hops(where, mode, cut)
     add_gather(hops, groups, GATHER, produced)
     made = hops.transfers(outer_channel=len(channels) - 1)
-    regions = (Region(r, tensor, box, produced) for r, box in enumerate(cut.boxes()))
-    goals = (Goal(r, tensor, cut.full) for r in range(cut.num_ranks))
     origin = origin_text(
         NAME,
         num_ranks=num_ranks,
@@ -70,13 +69,4 @@ def hierarchical_all_gather(
         split_axis=split_axis,
         mode=mode,
     )
-    return Plan(
-        name=where,
-        num_ranks=cut.num_ranks,
-        tensors=(Tensor(tensor, cut.shape, dtype),),
-        initial=tuple(region for region in regions if region.box.size),
-        goals=tuple(goals) if cut.full.size else (),
-        columns=made.columns(),
-        channels=channels,
-        origins=(origin,),
-    )
+    return gather_plan(where, cut, made.columns(), tensor, dtype, produced, channels, origin)

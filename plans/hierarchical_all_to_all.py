@@ -18,8 +18,6 @@ from syncopate_jax.registry import templates
 
 NAME = "hierarchical_all_to_all"
 
-Array = np.ndarray
-
 
 @templates.register(NAME)
 @checked

@@ -44,6 +44,7 @@ class Nodes:
 
     @property
     def largest(self) -> int:
+        """Ranks of the largest node."""
         return max(self.sizes)
 
     def rank(self, node: int, place: int) -> int:
@@ -110,7 +111,10 @@ class Hops:
         produced: bool = False,
         after: Sequence[int] = (),
     ) -> int:
-        """Files a hop of ``what`` that waits for those numbered ``after``; returns its number."""
+        """Files a hop of ``what`` that waits for those numbered ``after``; returns its number.
+
+        Raises InputError beyond ``MOST_HOPS`` hops.
+        """
         number = len(self.ends)
         if number == MOST_HOPS:
             raise InputError(

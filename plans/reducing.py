@@ -13,6 +13,8 @@ from syncopate_jax.ir.moves import Moves, relay
 from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
 from syncopate_jax.ir.shards import Shards
 
+PARTIAL, SUM = 0, 1  # positions of an all-reduce's two tensors
+
 
 def reduction(where: str, reduce: str) -> int:
     """Index of ``reduce`` in ``comm.REDUCTIONS``; raises InputError unless it is sum or max."""
@@ -95,7 +97,7 @@ def all_reduce_plan(
 
     Args:
       whole: shards of the tensor, however many; its shape and its full box count.
-      columns: operations from the tensor at position 0 to ``out`` at position 1.
+      columns: operations from the tensor at ``PARTIAL`` to ``out`` at ``SUM``.
 
     Raises InputError when a tensor's name or the dtype is not valid.
     """

@@ -117,7 +117,10 @@ def _on_device(launch: Launch, target: str, ranks: int) -> Launch:
 
 
 def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[str, tuple[int, ...]]:
-    """Shapes of the bound operands as tiles see them: around each rank's goals."""
+    """Shapes of the bound operands as tiles see them: around each rank's goals.
+
+    Raises InputError when a binding does not name each dimension of its tensor once.
+    """
     shapes = {}
     for binding in axis_map.bindings:
         if binding.operand not in kernel.operands:

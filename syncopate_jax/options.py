@@ -48,7 +48,7 @@ class Launch:
             raise InputError(f"launch: folded needs True or False, found {self.folded!r}")
 
     def ctas(self, ranks: int) -> int:
-        """CTAs of a rank."""
+        """CTAs of a rank; raises InputError while ``sms`` is not known."""
         if self.sms is None:
             raise InputError(
                 "launch: the device's multiprocessors are not known; give Launch(sms=…)"
@@ -77,6 +77,9 @@ class Options:
       order: order of the tiles inside a chunk: ``natural``, ``grouped`` or ``snake``; None: the
         target's usual.
       launch: of GPU kernels.
+
+    Raises:
+      InputError: a knob has another type or range; the message names it and what it needs.
     """
 
     backend: str = "auto"

@@ -64,3 +64,5 @@ class Registry[T]:
 templates: Registry[Callable[..., Any]] = Registry("plan template", "syncopate_jax.plans")
 importers: Registry[Any] = Registry("importer", "syncopate_jax.importers")
 backends: Registry[Any] = Registry("backend", "syncopate_jax.backends")
+# What each does if nothing but its arrays and its mesh axis is given: an ``ops.spec.Contraction``.
+operators: Registry[Any] = Registry("operator", "syncopate_jax.ops")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncopate_jax.errors import InputError
-from syncopate_jax.registry import Registry, backends, importers, templates
+from syncopate_jax.registry import Registry, backends, importers, operators, templates
 
 
 def test_templates_are_found_in_their_package() -> None:
@@ -14,8 +14,9 @@ def test_templates_are_found_in_their_package() -> None:
 
 
 def test_each_extension_point_has_a_package() -> None:
-    packages = [registry.package for registry in (templates, importers, backends)]
-    assert packages == ["syncopate_jax.plans", "syncopate_jax.importers", "syncopate_jax.backends"]
+    registries = (templates, importers, backends, operators)
+    packages = [registry.package.removeprefix("syncopate_jax.") for registry in registries]
+    assert packages == ["plans", "importers", "backends", "ops"]
 
 
 def test_unknown_names_list_the_known_ones() -> None:

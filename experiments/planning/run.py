@@ -62,7 +62,7 @@ CASES = (
     Case("all_gather_ring"),
     Case("reduce_scatter_direct"),
     Case("reduce_scatter_ring"),
-    Case("all_reduce_two_shot", largest=256),
+    Case("all_reduce_two_shot"),
     Case("all_to_all_waves", two_dimensional=True),
 )
 

@@ -16,16 +16,10 @@ from typing import Any
 from experiments.common import results
 from experiments.two_gpus import problems
 from experiments.two_gpus.problems import Problem
+from syncopate_jax.registry import operators
 from syncopate_jax.tune import measured
 
 NO_SLOWER, FASTER = 0.97, 1.03
-FORMS = {
-    "all_gather_matmul": ("all_gather", "lhs", "m", ""),
-    "matmul_reduce_scatter": ("reduce_scatter", "out", "", "m"),
-    "matmul_all_reduce": ("all_reduce", "out", "", ""),
-    "all_to_all_matmul": ("all_to_all", "lhs", "k", "m"),
-    "matmul_all_to_all": ("all_to_all", "out", "m", "n"),
-}
 
 
 def choice(row: dict[str, Any], problem: Problem) -> measured.Choice:
@@ -43,9 +37,9 @@ def entry(row: dict[str, Any], ranks: int) -> tuple[measured.Problem, dict[str, 
     """One problem's choice, with the times that speak for it in microseconds."""
     operator = next(o for o in problems.OPERATORS if o.name == row["operator"])
     problem = Problem(row["name"], operator, row["m"], row["k"], row["n"])
-    kind, place, gather, scatter = FORMS[operator.name]
-    m, k, n = problem.local(ranks)
-    key = measured.Problem("bmk,kn", kind, place, gather, scatter, ranks, m, k, n)
+    spec = operators.get(operator.name)
+    how = (spec.kind, spec.place, spec.gather, spec.scatter)
+    key = measured.Problem(f"{spec.lhs},{spec.rhs}", *how, ranks, *problem.local(ranks))
     found = {
         "problem": dataclasses.asdict(key),
         "choice": dataclasses.asdict(choice(row, problem)),

@@ -210,7 +210,7 @@ def _synthesised(
 ) -> Plan:
     """The plan made for the topology that does what the operator's usual one does."""
     given = block(spec, lhs, rhs, topology.num_ranks)
-    layout, _, usual = prepare(spec.kind, given, GPU_TILE, dtype, dtype, Options())
+    layout, _, usual = prepare(spec.kind, given, dtype, dtype, Options(), largest=GPU_TILE)
     return synthesize(
         spec.kind,
         topology,

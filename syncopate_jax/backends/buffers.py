@@ -135,7 +135,10 @@ def _refuse_unbound(plan: Plan, tensor: str) -> None:
 
 
 def result_tensor(plan: Plan, binding: Binding) -> str:
-    """The plan tensor whose goals are the final value of what a tile writes into ``binding``."""
+    """The plan tensor whose goals are the final value of what a tile writes into ``binding``.
+
+    Raises InputError unless it is exactly one.
+    """
     found = {g.tensor for g in plan.goals if g.source_chunk.tensor == binding.tensor}
     if len(found) != 1:
         raise InputError(

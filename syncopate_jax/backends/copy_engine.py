@@ -33,9 +33,10 @@ from syncopate_jax.backends.buffers import Buffers
 from syncopate_jax.backends.by_target import ByTarget
 from syncopate_jax.backends.gpu_buffers import GATHERED, INPUT, Key
 from syncopate_jax.backends.gpu_kernel import CTA_AXIS, LOCAL, FusedKernel
+from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.backends.gpu_peers import Peers
 from syncopate_jax.backends.gpu_signals import Signals
-from syncopate_jax.backends.gpu_tables import Layout, LayoutMaker
+from syncopate_jax.backends.gpu_tables import LayoutMaker
 from syncopate_jax.backends.interface import Emitted, Work
 from syncopate_jax.backends.triton_kernel import FusedTriton
 from syncopate_jax.backends.triton_layout import FlaggedTritonMaker

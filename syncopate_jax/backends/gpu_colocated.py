@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from syncopate_jax.backends import gpu_kernel, gpu_tables
+from syncopate_jax.backends import gpu_kernel
 from syncopate_jax.backends.gpu_buffers import INPUT, LANDING, RESULT, Key
 from syncopate_jax.backends.gpu_kernel import FusedKernel
-from syncopate_jax.backends.gpu_tables import Layout, LayoutMaker, Points, own_key
+from syncopate_jax.backends.gpu_layout import Layout
+from syncopate_jax.backends.gpu_tables import LayoutMaker, Points
 from syncopate_jax.backends.interface import Emitted, Work
 from syncopate_jax.backends.rank_table import Lists
 from syncopate_jax.errors import SyncopateError, UnsupportedError
@@ -84,6 +85,8 @@ def lay_out(work: Work) -> Layout:
 
 
 class ColocatedMaker(LayoutMaker):
+    """Tables of a kernel whose tiles read from peers, or store at peers, what operations move."""
+
     kinds = (INPUT, RESULT, LANDING)
 
     def _check(self) -> None:
@@ -257,6 +260,3 @@ class ColocatedMaker(LayoutMaker):
             if told:
                 self.exits[source][0].append([slot, len(told) * self.schedule.workers])
         return self.maker.lists(points, 2)
-
-
-__all__ = ["Colocated", "gpu_tables", "lay_out", "own_key"]

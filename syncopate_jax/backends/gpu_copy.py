@@ -18,9 +18,9 @@ from jax import lax
 
 from syncopate_jax.backends import gpu_peers
 from syncopate_jax.backends.gpu_buffers import Key
+from syncopate_jax.backends.gpu_layout import Layout, Move
 from syncopate_jax.backends.gpu_peers import Peers
 from syncopate_jax.backends.gpu_signals import Signals
-from syncopate_jax.backends.gpu_tables import Layout, Move
 from syncopate_jax.kernel.loop import Use
 
 Piece = tuple[int, ...]

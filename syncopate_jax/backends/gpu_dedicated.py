@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from syncopate_jax.backends import gpu_kernel, gpu_tables
 from syncopate_jax.backends.gpu_copy import Mover
 from syncopate_jax.backends.gpu_kernel import FusedKernel
+from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.backends.interface import Emitted, Work
 from syncopate_jax.errors import SyncopateError
 from syncopate_jax.options import Launch
@@ -52,7 +53,7 @@ class Dedicated:
             return str(error)
         return None
 
-    def _layout(self, work: Work) -> gpu_tables.Layout:
+    def _layout(self, work: Work) -> Layout:
         copiers = self.communicating(work.launch) * work.kernel.loop_body.warpgroups
         return gpu_tables.lay_out(work, copiers)
 

@@ -20,9 +20,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from syncopate_jax.backends import gpu_peers, gpu_signals
 from syncopate_jax.backends.gpu_buffers import INPUT, Key, Placed, cut_dimensions
 from syncopate_jax.backends.gpu_copy import Copier, Mover
+from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.backends.gpu_peers import Peers
 from syncopate_jax.backends.gpu_signals import Signals, Watch
-from syncopate_jax.backends.gpu_tables import Layout
 from syncopate_jax.backends.gpu_watchdog import raise_given_up
 from syncopate_jax.backends.interface import Emitted, Work
 from syncopate_jax.errors import UnsupportedError
@@ -415,7 +415,10 @@ def cut_of(spec: pl.BlockSpec) -> tuple[int, int]:
 
 
 def emitted(name: str, kernel: FusedKernel) -> Emitted:
-    """The kernel as a backend hands it over; ``name`` is the backend's."""
+    """The kernel as a backend hands it over; ``name`` is the backend's.
+
+    What is handed over raises UnsupportedError for a platform that is neither CUDA nor simulated.
+    """
 
     def emit(
         *operands: jax.Array,

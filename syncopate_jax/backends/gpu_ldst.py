@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from syncopate_jax.backends import gpu_signals
 from syncopate_jax.backends.gpu_buffers import box_of
 from syncopate_jax.backends.gpu_copy import Part, Piece
-from syncopate_jax.backends.gpu_tables import Layout
+from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.errors import UnsupportedError
 
 THREADS = 128  # of a warpgroup

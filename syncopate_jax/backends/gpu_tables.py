@@ -8,8 +8,6 @@ raise by each warpgroup that stores a part of one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ import numpy as np
 from syncopate_jax.backends import gpu_buffers
 from syncopate_jax.backends.buffers import Buffers, result_tensor
 from syncopate_jax.backends.gpu_buffers import GATHERED, INPUT, LANDING, RESULT, SEND, Key, Placed
+from syncopate_jax.backends.gpu_layout import Layout, Move, Read
 from syncopate_jax.backends.interface import Work
 from syncopate_jax.backends.rank_table import Lists, Section, TableMaker
 from syncopate_jax.errors import UnsupportedError
@@ -24,76 +23,6 @@ from syncopate_jax.ir.schedule import Rows
 
 Array = np.ndarray
 Points = list[list[list[list[int]]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Where an operand that the plan moves is read.
-
-    Attributes:
-      own: buffer of what the rank has from the start.
-      other: buffer of the rest: its own ``gathered``, or ``own`` of a peer.
-      dims: dimensions in which what the rank has is less than all.
-      region: row 0 and 1: where that starts and ends, in the operand's coordinates; row 2 and 3:
-        what to add to them for coordinates in ``own`` and in ``other``.
-      peer: for what lies with a peer: its rank, then as row 3 above; by tile or step position.
-      peer_by_step: whether ``peer`` is by step.
-    """
-
-    own: Key
-    other: Key
-    dims: tuple[int, ...]
-    region: Section
-    peer: Section | None = None
-    peer_by_step: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """One kind of operation: what differs in the program's text.
-
-    Attributes:
-      shape: extents of the chunk.
-      pull: the far end is the source.
-    """
-
-    src: Key
-    dst: Key
-    shape: tuple[int, ...]
-    pull: bool
-
-
-@dataclass(slots=True)
-class Layout:
-    """All that the kernel's text needs; ``by_key`` gives buffers by their keys."""
-
-    table: Array
-    buffers: list[Placed]
-    results: dict[str, Key]
-    reads: dict[str, Read]
-    order: Section
-    steps: Section | None
-    waits: Lists
-    k_waits: Lists
-    e_waits: Lists
-    addends: Lists
-    addend_key: Key | None
-    stores: Lists
-    store_keys: list[Key]
-    signals: Lists
-    moves: list[Move]
-    ops: Section
-    op_waits: Lists
-    op_signals: Lists
-    programs: Section
-    channels: int
-    exit_waits: Lists
-    exit_signals: Lists
-    num_slots: int
-    by_key: dict[Key, Placed] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.by_key = {b.key: b for b in self.buffers}
 
 
 class LayoutMaker:
@@ -518,6 +447,3 @@ def own_key(buffer: Any) -> Key:
 def lay_out(work: Work, copiers: int) -> Layout:
     """The layout of a kernel in which ``copiers`` warpgroups of a rank only copy."""
     return LayoutMaker(work, copiers).make()
-
-
-__all__ = ["Layout", "LayoutMaker", "Move", "Read", "Sequence", "lay_out", "own_key"]

@@ -14,7 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from syncopate_jax.backends.gpu_buffers import box_of
 from syncopate_jax.backends.gpu_copy import Part, Piece, common_pieces
-from syncopate_jax.backends.gpu_tables import Layout
+from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.errors import UnsupportedError
 
 COPY_BYTES = 16  # the TMA unit's unit of length and alignment

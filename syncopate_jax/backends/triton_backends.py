@@ -10,8 +10,9 @@ import jax
 
 from syncopate_jax.backends import triton_call
 from syncopate_jax.backends.interface import Emitted, Work
+from syncopate_jax.backends.triton_colocated import ColocatedTritonMaker
 from syncopate_jax.backends.triton_kernel import FusedTriton
-from syncopate_jax.backends.triton_layout import ColocatedTritonMaker, Laid, TritonMaker
+from syncopate_jax.backends.triton_layout import Laid, TritonMaker
 from syncopate_jax.errors import SyncopateError
 from syncopate_jax.native import build
 from syncopate_jax.options import Launch

@@ -15,22 +15,17 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 import numpy as np
 
-from syncopate_jax.backends import rank_table
-from syncopate_jax.backends.buffers import Buffer, result_tensor
+from syncopate_jax.backends.buffers import result_tensor
 from syncopate_jax.backends.gpu_buffers import GATHERED, INPUT, LANDING, RESULT, Key, Placed
-from syncopate_jax.backends.gpu_colocated import ColocatedMaker
-from syncopate_jax.backends.gpu_tables import LayoutMaker, Points, own_key
+from syncopate_jax.backends.gpu_tables import Points
+from syncopate_jax.backends.triton_transfers import TransferMaker, as_lists, strides
 from syncopate_jax.errors import UnsupportedError
-from syncopate_jax.kernel.triton_body import TritonBody
 from syncopate_jax.kernel.triton_kernel import walked_axes
-from syncopate_jax.native import copies
 from syncopate_jax.triton_source import scheme as parts
-from syncopate_jax.triton_source.scheme import Columns, Lists, Move, Read, Scheme, Spot
+from syncopate_jax.triton_source.scheme import Columns, Read, Scheme, Spot
 
 Array = np.ndarray
 MOST = 2**31  # elements that 32-bit offsets reach
-MOST_BLOCKS = 32  # copies that one kind of transfer may be written as
-PIECE = 16384  # elements that a communicating program copies at once
 COUNTERS = "counters_ptr"
 UNCUT = (0, 0)
 
@@ -53,19 +48,10 @@ class Laid:
     far: tuple[str, ...]
 
 
-def strides(shape: Sequence[int]) -> Array:
-    """Elements between neighbours along each dimension of a row-major array."""
-    return np.array([math.prod(shape[d + 1 :]) for d in range(len(shape))], np.int64)
-
-
-class TritonMaker(LayoutMaker):
+class TritonMaker(TransferMaker):
     """Makes the scheme of a kernel whose tiles only compute."""
 
     title = "some programs only communicate"
-
-    @property
-    def body(self) -> TritonBody:
-        return self.kernel.triton_body
 
     @property
     def tile_signals(self) -> int:
@@ -127,20 +113,6 @@ class TritonMaker(LayoutMaker):
 
     # --- arrays --------------------------------------------------------------------------------
 
-    def name(self, key: Key) -> str:
-        """The parameter of a buffer."""
-        tensor, kind = key
-        operand = {t: o for o, t in self.bound.items()}.get(tensor, "")
-        pointers = self.body.pointers
-        if operand and kind == INPUT:
-            return pointers[operand]
-        for bound in self.work.axis_map.bindings:
-            home = bound.operand in self.kernel.results and result_tensor(self.plan, bound)
-            if kind == RESULT and home == tensor:
-                return pointers[bound.operand]
-        stem = pointers[operand].removesuffix("_ptr") if operand else tensor
-        return f"{stem}_{kind}_ptr"
-
     def _finish(self, scheme: Scheme) -> Laid:
         """Names, sizes and numbers of arrays, once it is known which are used and from where."""
         used, far = _arrays_of(scheme)
@@ -199,13 +171,6 @@ class TritonMaker(LayoutMaker):
                 )
 
     # --- order and steps -----------------------------------------------------------------------
-
-    def _columns(self, rows: Array) -> Columns:
-        section = self.maker.section(rows)
-        return Columns(section.offset, section.multiples)
-
-    def _optional(self, lists: rank_table.Lists) -> Lists | None:
-        return None if lists.empty else _as_lists(lists)
 
     @property
     def _axes(self) -> list[str]:
@@ -388,7 +353,7 @@ class TritonMaker(LayoutMaker):
         shifted = any(row[2] for one in points for p in one for row in p)
         if single and not shifted and spots == [Spot(self.body.pointers[operand])]:
             return None  # every tile goes where the kernel alone would store it
-        where = _as_lists(self.maker.lists(points, 3))
+        where = as_lists(self.maker.lists(points, 3))
         return parts.Write(self.body.pointers[operand], tuple(spots), where, single)
 
     def _shift_of(
@@ -431,83 +396,8 @@ class TritonMaker(LayoutMaker):
             starts = [number, *(box[0] - start).tolist()]
             points[rank][position].append([self._shift_of(operand, key, starts, rank, *box)])
         self._refuse_straddling(operand, bad)
-        where = _as_lists(self.maker.lists(points, 1))
+        where = as_lists(self.maker.lists(points, 1))
         return parts.Addends(self.body.pointers[operand], self.name(key), where)
-
-    # --- transfers -----------------------------------------------------------------------------
-
-    def _transfers(self, programs: int) -> parts.Transfers:
-        """The communicating programs' operations by channel, their waits and signals."""
-        channels = self._channels()
-        if programs < len(channels):
-            raise UnsupportedError(
-                f"plan {self.plan.name} has {len(channels)} channels, and {programs} programs a "
-                f"rank communicate; see Launch(communicating)"
-            )
-        lo = np.searchsorted(self.c.rank, np.arange(self.ranks + 1))
-        moves: list[Move] = []
-        ops, waits, signals, begins = [], [], [], []
-        for rank in range(self.ranks):
-            listed = range(lo[rank], lo[rank + 1])
-            rows = sorted(listed, key=lambda row: (channels.index(int(self.c.channel[row])), row))
-            counts = [sum(int(self.c.channel[row]) == ch for row in rows) for ch in channels]
-            begins.append(np.cumsum([0, *counts]))
-            ops.append([self._linear(row, moves) for row in rows])
-            waits.append([self._op_waits(rank, row) for row in rows])
-            signals.append([[*map(list, self.schedule.op_signals.row(row))] for row in rows])
-        longest = max(1, *map(len, ops))
-        for rank in range(self.ranks):
-            short = longest - len(ops[rank])
-            ops[rank] += [[0] * 4] * short
-            waits[rank] += [[]] * short
-            signals[rank] += [[]] * short
-        return parts.Transfers(
-            programs=programs,
-            channels=len(channels),
-            begins=self.maker.section(np.array(begins)[..., None]).offset,
-            ops=self._columns(np.array(ops)),
-            waits=self._optional(self.maker.lists(waits, 2)),
-            signals=self._optional(self.maker.lists(signals, 2)),
-            moves=tuple(moves),
-            piece=PIECE,
-        )
-
-    def _op_waits(self, rank: int, row: int) -> list[list[int]]:
-        return [[s, n * self.scale[rank, s]] for s, n in self.schedule.op_waits.row(row)]
-
-    def _linear(self, row: int, moves: list[Move]) -> list[int]:
-        """(move, far rank, start in the source, start in the destination)."""
-        c = self.c
-        src_rank, dst_rank = int(c.src_rank[row]), int(c.dst_rank[row])
-        source: Buffer = self.places.source(row)
-        key, dst = self.arrival(row)
-        ndim = source.lo.shape[1]
-        src = (c.src_lo[row, :ndim] - source.lo[src_rank]).tolist()
-        ndim = len(self.plan.tensors[c.dst_tensor[row]].shape)
-        extent = (c.dst_hi[row, :ndim] - c.dst_lo[row, :ndim]).tolist()
-        pull = int(c.rank[row]) != src_rank
-        src_shape, dst_shape = self.by_key[own_key(source)].shape, self.by_key[key].shape
-        one = [1] * (len(dst_shape) - len(extent))
-        rows = copies.box_rows(
-            1, ([*one, *src_shape], [0] * len(dst_shape)), (dst_shape, [0] * len(dst_shape)),
-            [*one, *extent],
-        )  # fmt: skip
-        if len(rows) > MOST_BLOCKS:
-            raise UnsupportedError(
-                f"plan {self.plan.name}: {self.plan.row(row)} is {len(rows)} separate blocks of "
-                f"rows, at most {MOST_BLOCKS} are copied as one; cut chunks along one dimension"
-            )
-        blocks = tuple(parts.Block(a, p, b, q, width, n) for a, p, b, q, width, n in rows)
-        move = Move(self.name(own_key(source)), self.name(key), pull, blocks)
-        if move not in moves:
-            moves.append(move)
-        starts = int((np.array(src) * strides(src_shape)).sum())
-        ends = int((np.array(dst) * strides(dst_shape)).sum())
-        return [moves.index(move), src_rank if pull else dst_rank, starts, ends]
-
-    def _arrivals(self) -> dict[int, list[list[int]]]:
-        """Nothing more is signalled: on a mesh ranks leave together, see ``triton_call``."""
-        return {row: [] for row in range(self.c.n)}
 
 
 class FlaggedTritonMaker(TritonMaker):
@@ -517,36 +407,6 @@ class FlaggedTritonMaker(TritonMaker):
 
     def copiers_of(self, row: int) -> int:
         return 1
-
-
-class ColocatedTritonMaker(TritonMaker, ColocatedMaker):
-    """Of a kernel whose tiles read and write at peers themselves."""
-
-    title = "tiles read and write at peers"
-    kinds = (INPUT, RESULT, LANDING)
-
-    def _other(
-        self, operand: str, tensor: str, lo: Array, hi: Array, wanted: Array
-    ) -> tuple[Spot | None, Array, Array]:
-        """The place of what a rank did not have: with the rank that has it from the start."""
-        zero = np.zeros(wanted.shape, np.int64)
-        if not wanted.any():
-            return None, zero, zero
-        source, _ = self._sources(operand, tensor)
-        if np.any(source[wanted] < 0):
-            raise UnsupportedError(
-                f"plan {self.plan.name} brings only part of what tiles read of {operand}; use "
-                f"'ldst_dedicated' or 'xla'"
-            )
-        row, held = np.where(wanted, source, 0), self.places.items[tensor, INPUT]
-        rank, ndim = self.c.src_rank[row], lo.shape[-1]
-        away = (self.c.src_lo - self.c.dst_lo)[row, :ndim] - held.lo[rank]
-        shift = self._shift(operand, (tensor, INPUT), lo + away, lo, hi, wanted)
-        return Spot(self.name((tensor, INPUT)), peer=True), np.where(wanted, rank, 0), shift
-
-
-def _as_lists(lists: rank_table.Lists) -> Lists:
-    return Lists(lists.start.offset, Columns(lists.rows.offset, lists.rows.multiples))
 
 
 def _arrays_of(scheme: Scheme) -> tuple[set[str], set[str]]:
@@ -561,6 +421,3 @@ def _arrays_of(scheme: Scheme) -> tuple[set[str], set[str]]:
     if scheme.addends:
         used.add(scheme.addends.array)
     return used, far
-
-
-__all__ = ["ColocatedTritonMaker", "FlaggedTritonMaker", "Laid", "TritonMaker", "strides"]

@@ -35,7 +35,10 @@ class Exchange:
 
 
 def exchange(x: jax.Array, what: Exchange, axis_names: tuple[str, ...]) -> jax.Array:
-    """``x`` after the exchange over ``axis_names``; reductions are sums, in ``x``'s dtype."""
+    """``x`` after the exchange over ``axis_names``; reductions are sums, in ``x``'s dtype.
+
+    Raises InputError for another ``kind`` than those of ``Exchange``.
+    """
     if what.kind == "all_gather":
         return lax.all_gather(x, axis_names, axis=what.gather, tiled=True)
     if what.kind == "reduce_scatter":

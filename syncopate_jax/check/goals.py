@@ -35,7 +35,7 @@ def run_goals(
 
     ``values`` has for each tensor with initial regions or goals an array of its shape, with a
     leading axis over ranks if it is per rank. Other arguments and errors are those of
-    ``execute``; InputError also when a value is missing or of another shape.
+    ``execute``; it also raises InputError when a value is missing or of another shape.
     """
     arrays = {}
     sources = {goal.source_chunk.tensor for goal in plan.goals}

@@ -10,18 +10,12 @@ from syncopate_jax.commands.command import DONE, Command, add_json_flag, print_j
 from syncopate_jax.commands.progress import Progress
 from syncopate_jax.commands.simulate import read_topology
 from syncopate_jax.errors import InputError
+from syncopate_jax.registry import backends, operators
 
 if TYPE_CHECKING:
     from syncopate_jax.check.simulate import Comparison
     from syncopate_jax.ops.spec import Contraction
 
-OPERATORS = {
-    "all_gather_matmul": ("all_gather", "lhs", "m", ""),
-    "matmul_reduce_scatter": ("reduce_scatter", "out", "", "m"),
-    "matmul_all_reduce": ("all_reduce", "out", "", ""),
-    "all_to_all_matmul": ("all_to_all", "lhs", "k", "m"),
-    "matmul_all_to_all": ("all_to_all", "out", "m", "n"),
-}
 SPLITS = (1, 2, 4, 8)
 # What JAX calls the devices of a topology, and the types that were measured.
 DEVICE_KINDS = {"h200": "NVIDIA H200"}
@@ -29,7 +23,7 @@ MEASURED_DTYPES = ("bfloat16", "float16")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("operator", choices=sorted(OPERATORS), metavar="OPERATOR")
+    parser.add_argument("operator", metavar="OPERATOR", help="such as all_gather_matmul")
     parser.add_argument("--ranks", type=int, default=8, help="ranks along the axis (8)")
     parser.add_argument(
         "--shape", required=True, metavar="M,K,N", help="the whole problem, over all ranks"
@@ -57,12 +51,12 @@ def run(args: argparse.Namespace) -> int:
             split: predict(spec, lhs, rhs, topology, Options(split=split), dtype=args.dtype)
             for split in SPLITS
         }
-        backends = _backends(spec, lhs, rhs, args)
+        verdicts = _verdicts(spec, lhs, rhs, args)
     best = min(predicted, key=lambda split: (predicted[split].fused, split))
     if args.json:
-        print_json(_json(args, backends, auto, predicted, best))
+        print_json(_json(args, verdicts, auto, predicted, best))
     else:
-        _report(args, backends, auto, predicted, best)
+        _report(args, verdicts, auto, predicted, best)
     return DONE
 
 
@@ -86,30 +80,21 @@ def _local(
     operator: str, m: int, k: int, n: int, ranks: int
 ) -> tuple[Contraction, tuple[int, ...], tuple[int, ...]]:
     """The contraction and one rank's operand shapes, in the operator's usual tensor parallelism."""
-    from syncopate_jax.ops.spec import Contraction
-
-    kind, place, gather, scatter = OPERATORS[operator]
-    spec = Contraction("bmk", "kn", "bmn", kind, place, gather=gather, scatter=scatter)
-    cut = {
-        "all_gather_matmul": "mn",
-        "matmul_reduce_scatter": "mk",
-        "matmul_all_reduce": "k",
-        "all_to_all_matmul": "mk",
-        "matmul_all_to_all": "mn",
-    }[operator]
-    sizes = {"m": m, "k": k, "n": n}
-    for letter in cut:
-        if sizes[letter] % ranks:
+    spec: Contraction = operators.get(operator)
+    adds = spec.kind in ("reduce_scatter", "all_reduce")
+    # The letters of which a rank has a share, of x and of w.
+    of_x = "k" if adds else spec.gather
+    of_w = "k" if adds else "n" if spec.kind == "all_gather" else ""
+    sizes = {"b": 1, "m": m, "k": k, "n": n}
+    for letter, size in sizes.items():
+        if size % ranks and letter in of_x + of_w + spec.scatter:
             raise InputError(
-                f"explain {operator}: {letter.upper()} = {sizes[letter]} is not a multiple of "
+                f"explain {operator}: {letter.upper()} = {size} is not a multiple of "
                 f"the {ranks} ranks that share it"
             )
-    m_local = m // ranks if operator in ("all_gather_matmul", "matmul_all_to_all") else m
-    on_k = operator in ("matmul_reduce_scatter", "matmul_all_reduce", "all_to_all_matmul")
-    k_local = k // ranks if on_k else k
-    rows = k if operator == "all_to_all_matmul" else k_local
-    n_local = n // ranks if operator == "all_gather_matmul" else n
-    return spec, (1, m_local, k_local), (rows, n_local)
+    lhs = tuple(sizes[x] // (ranks if x in of_x else 1) for x in spec.lhs)
+    rhs = tuple(sizes[x] // (ranks if x in of_w else 1) for x in spec.rhs)
+    return spec, lhs, rhs
 
 
 def _auto(
@@ -127,7 +112,7 @@ def _auto(
     return measured.choose(fused.problem(spec, args.ranks, lhs, rhs), kind).backend
 
 
-def _backends(
+def _verdicts(
     spec: Contraction, lhs: tuple[int, ...], rhs: tuple[int, ...], args: argparse.Namespace
 ) -> list[Verdict]:
     """What every registered backend says to this operator on the target."""
@@ -136,7 +121,6 @@ def _backends(
     from syncopate_jax.ops.blocked import block
     from syncopate_jax.ops.prediction import GPU_WORKERS
     from syncopate_jax.options import Launch, Options
-    from syncopate_jax.registry import backends
 
     layout = block(spec, lhs, rhs, args.ranks)
     found = []
@@ -155,14 +139,14 @@ def _backends(
 
 def _report(
     args: argparse.Namespace,
-    backends: list[Verdict],
+    verdicts: list[Verdict],
     auto: str,
     predicted: dict[int, Comparison],
     best: int,
 ) -> None:
     print(f"{args.operator}, {args.ranks} ranks, M,K,N = {args.shape} over all ranks, {args.dtype}")
     print(f"\nbackends, for target {args.target}:")
-    for verdict in backends:
+    for verdict in verdicts:
         print(f"  {verdict.backend:<15} {verdict.reason or 'can do it'}")
     why = "no measurement says that another is faster" if auto == "xla" else "measured so"
     print(f"\nbackend 'auto' takes {auto} for this shape on {args.topology}: {why}")
@@ -177,7 +161,7 @@ def _report(
 
 def _json(
     args: argparse.Namespace,
-    backends: list[Verdict],
+    verdicts: list[Verdict],
     auto: str,
     predicted: dict[int, Comparison],
     best: int,
@@ -189,7 +173,7 @@ def _json(
         "dtype": args.dtype,
         "target": args.target,
         "auto": auto,
-        "backends": {v.backend: {"can": not v.reason, "reason": v.reason} for v in backends},
+        "backends": {v.backend: {"can": not v.reason, "reason": v.reason} for v in verdicts},
         "best_split": best,
         "predicted_us": {
             str(split): {

@@ -15,8 +15,8 @@ from syncopate_jax.check.simulate import Comparison
 from syncopate_jax.ir.presets import h200_nvlink
 from syncopate_jax.ops import all_gather_matmul, matmul_reduce_scatter
 from syncopate_jax.ops.prediction import predict
-from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
+from syncopate_jax.registry import operators
 
 AXIS = "tp"
 Arrays = tuple[np.ndarray, ...]
@@ -106,8 +106,8 @@ def in_float64(
 def predicted(ranks: int, tokens: int, hidden: int, ffn: int, split: int) -> dict[str, Comparison]:
     """Predicted times of the layer's two operators on a node of H200s."""
     topology, options = h200_nvlink(ranks), Options(split=split)
-    gather = Contraction("bmk", "kn", "bmn", "all_gather", "lhs", gather="m")
-    scatter = Contraction("bmk", "kn", "bmn", "reduce_scatter", "out", scatter="m")
+    gather = operators.get("all_gather_matmul")
+    scatter = operators.get("matmul_reduce_scatter")
     return {
         "all_gather_matmul": predict(
             gather, (1, tokens // ranks, hidden), (hidden, 2 * ffn // ranks), topology, options

@@ -54,7 +54,7 @@ def add_topology_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given_topology(args: argparse.Namespace) -> Topology:
-    """The topology that ``--topology`` and ``--ranks`` name."""
+    """The topology that ``--topology`` and ``--ranks`` name; raises InputError if they disagree."""
     if args.ranks is not None and args.ranks < 1:
         raise InputError(f"--ranks must be at least 1, found {args.ranks}")
     if args.topology.endswith(".json") or Path(args.topology).is_file():

@@ -39,10 +39,12 @@ class Box:
 
     @property
     def ndim(self) -> int:
+        """Number of dimensions."""
         return len(self.lo)
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Extents, in elements."""
         return tuple(b - a for a, b in zip(self.lo, self.hi, strict=True))
 
     @property

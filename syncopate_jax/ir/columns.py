@@ -126,7 +126,8 @@ class Columns:
 def make_columns(n: int, ndim: int, **given: Array | int) -> Columns:
     """Columns with defaults for what is not given: P2P, no reduction, no dependencies.
 
-    Scalars are broadcast. ``rank`` defaults to ``src_rank`` (a push). Rows must be sorted by rank.
+    Scalars are broadcast. ``rank`` defaults to ``src_rank`` (a push). Raises InputError unless rows
+    are sorted by rank.
     """
     zeros = np.zeros(n, np.int32)
     columns: dict[str, Array] = {

@@ -104,6 +104,7 @@ class Goal:
 
     @property
     def source_chunk(self) -> Chunk:
+        """What the goal's values are made of: its own tensor and box unless it says otherwise."""
         lo = self.source_lo or self.box.lo
         hi = tuple(a + e for a, e in zip(lo, self.box.shape, strict=True))
         return Chunk(self.source or self.tensor, Box(lo, hi))

@@ -63,7 +63,7 @@ class BoxAccess:
     write: bool = False
 
     def boxes(self, space: TileSpace) -> tuple[np.ndarray, np.ndarray]:
-        """``lo`` and ``hi`` at every (tile, step) of ``space``, whose size must agree."""
+        """``lo`` and ``hi`` at every (tile, step) of ``space``, else raises InputError."""
         wanted = (space.num_tiles, space.num_steps, len(self.shape))
         if self.lo.shape != wanted or self.hi.shape != wanted:
             raise InputError(

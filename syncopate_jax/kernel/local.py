@@ -222,7 +222,10 @@ class PallasKernel:
 
 
 def block_shape(spec: pl.BlockSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Elements of a block along each dimension of an operand of ``shape``; squeezed ones are 1."""
+    """Elements of a block along each dimension of an operand of ``shape``; squeezed ones are 1.
+
+    Raises InputError for a dimension whose blocks do not tile it, such as ``pl.Element``.
+    """
     if spec.block_shape is None:
         return tuple(max(extent, 1) for extent in shape)
     sizes = []
@@ -244,7 +247,10 @@ def block_shape(spec: pl.BlockSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
 def block_indices(
     spec: pl.BlockSpec, grid: tuple[int, ...], name: str, ndim: int = 0
 ) -> np.ndarray:
-    """Block index at every grid point: int64 [*grid, dims]; ``ndim`` dims if it has no map."""
+    """Block index at every grid point: int64 [*grid, dims]; ``ndim`` dims if it has no map.
+
+    Raises InputError for an index map that reads anything but the grid indices.
+    """
     if spec.index_map is None:
         return np.zeros((*grid, ndim), np.int64)
     with jax.ensure_compile_time_eval():

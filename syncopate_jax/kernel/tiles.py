@@ -55,14 +55,17 @@ class TileSpace:
 
     @property
     def parallel(self) -> tuple[Axis, ...]:
+        """The axes that number tiles."""
         return tuple(axis for axis in self.axes if not axis.reduction)
 
     @property
     def reduction(self) -> tuple[Axis, ...]:
+        """The axes that a tile walks."""
         return tuple(axis for axis in self.axes if axis.reduction)
 
     @property
     def num_tiles(self) -> int:
+        """Tiles in all."""
         return int(np.prod([axis.count for axis in self.parallel], dtype=np.int64))
 
     @property

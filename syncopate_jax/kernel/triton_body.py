@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from syncopate_jax.kernel.annotated import Annotated
 from syncopate_jax.kernel.directives import Access
-from syncopate_jax.kernel.directives_tree import Annotated
 
 
 @dataclass(frozen=True, slots=True, eq=False)

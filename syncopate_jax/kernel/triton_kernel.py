@@ -12,8 +12,8 @@ from jax.experimental import pallas as pl
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.kernel import directives, directives_tree
+from syncopate_jax.kernel.annotated import Annotated
 from syncopate_jax.kernel.directives import Access
-from syncopate_jax.kernel.directives_tree import Annotated
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.triton_body import TritonBody
 

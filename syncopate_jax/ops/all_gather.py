@@ -11,6 +11,7 @@ from syncopate_jax.errors import InputError
 from syncopate_jax.ops.operands import matmul_and_keep, matmul_like
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Launch, Options
+from syncopate_jax.registry import operators
 
 _SPECS = {
     ("x", "m"): Contraction("bmk", "kn", "bmn", "all_gather", "lhs", gather="m"),
@@ -18,6 +19,7 @@ _SPECS = {
     ("w", "k"): Contraction("bmk", "kn", "bmn", "all_gather", "rhs", gather="k"),
     ("w", "n"): Contraction("bmk", "kn", "bmn", "all_gather", "rhs", gather="n"),
 }
+operators.register("all_gather_matmul")(_SPECS["x", "m"])
 
 
 @overload

@@ -10,8 +10,10 @@ import jax
 from syncopate_jax.ops.operands import matmul_like
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Launch, Options
+from syncopate_jax.registry import operators
 
 _SPEC = Contraction("bmk", "kn", "bmn", "all_reduce", "out")
+operators.register("matmul_all_reduce")(_SPEC)
 
 
 def matmul_all_reduce(

@@ -10,9 +10,12 @@ import jax
 from syncopate_jax.ops.operands import matmul_like
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Launch, Options
+from syncopate_jax.registry import operators
 
 _TO_ROWS = Contraction("bmk", "kn", "bmn", "all_to_all", "lhs", gather="k", scatter="m")
 _TO_COLUMNS = Contraction("bmk", "kn", "bmn", "all_to_all", "out", gather="m", scatter="n")
+operators.register("all_to_all_matmul")(_TO_ROWS)
+operators.register("matmul_all_to_all")(_TO_COLUMNS)
 
 
 def all_to_all_matmul(

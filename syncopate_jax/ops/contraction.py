@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,11 @@ from jax import lax
 
 from syncopate_jax.backends import xla
 from syncopate_jax.ops import fused
-from syncopate_jax.ops.spec import Contraction
+from syncopate_jax.ops.spec import Call, Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.runtime import custom_call, mesh
+
+Pair = tuple[jax.Array, jax.Array]
 
 
 def contract(
@@ -24,93 +27,65 @@ def contract(
     out_dtype: jax.typing.DTypeLike,
 ) -> jax.Array:
     """The contraction of local arrays, differentiable; the exchange runs over ``axis_names``."""
+    call = Call(spec, axis_names, options, jnp.dtype(out_dtype))
+    return _contract(call, *promoted(lhs, rhs, axis_names))
+
+
+def promoted(lhs: jax.Array, rhs: jax.Array, axis_names: tuple[str, ...]) -> Pair:
+    """Both operands in one dtype, varying over the same axes, ``axis_names`` among them."""
     dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
     lhs, rhs = custom_call.vary_alike((lhs.astype(dtype), rhs.astype(dtype)), axis_names)
-    return _contract(spec, axis_names, options, jnp.dtype(out_dtype), lhs, rhs)
+    return lhs, rhs
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
-def _contract(
-    spec: Contraction,
-    axis_names: tuple[str, ...],
-    options: Options,
-    out_dtype: jnp.dtype,
-    lhs: jax.Array,
-    rhs: jax.Array,
-) -> jax.Array:
-    options = fused.choose(spec, axis_names, options, out_dtype, lhs, rhs)
-    unfusable = spec.kind == "none" or options.backend == "xla"
-    realise = unfused if unfusable else fused.contract
-    return realise(spec, axis_names, options, out_dtype, lhs, rhs)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _contract(call: Call, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    options = fused.choose(call, lhs, rhs)
+    if call.spec.kind == "none" or options.backend == "xla":
+        return _unfused(call, lhs, rhs)
+    return fused.contract(replace(call, options=options), lhs, rhs)
 
 
-def unfused(
-    spec: Contraction,
-    axis_names: tuple[str, ...],
-    _options: Options,
-    out_dtype: jnp.dtype,
-    lhs: jax.Array,
-    rhs: jax.Array,
-) -> jax.Array:
+def _unfused(call: Call, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     """The contraction as the program that fusion replaces: one collective beside one dot."""
-    if 0 in (*lhs.shape, *rhs.shape) and spec.kind != "none":
-        return _zeros(spec, axis_names, out_dtype, lhs, rhs)
+    spec = call.spec
     if spec.place == "lhs":
-        lhs = xla.exchange(lhs, spec.exchange, axis_names)
+        lhs = exchange(lhs, spec.exchange, call.axis_names)
     if spec.place == "rhs":
-        rhs = xla.exchange(rhs, spec.exchange, axis_names)
-    formula = f"{spec.lhs},{spec.rhs}->{spec.out}"
-    out = jnp.einsum(formula, lhs, rhs, preferred_element_type=out_dtype)
-    return xla.exchange(out, spec.exchange, axis_names) if spec.place == "out" else out
+        rhs = exchange(rhs, spec.exchange, call.axis_names)
+    out = product(spec, lhs, rhs, call.out_dtype)
+    return exchange(out, spec.exchange, call.axis_names) if spec.place == "out" else out
 
 
-def _zeros(
-    spec: Contraction,
-    axis_names: tuple[str, ...],
-    out_dtype: jnp.dtype,
-    lhs: jax.Array,
-    rhs: jax.Array,
-) -> jax.Array:
-    """The result for an empty operand, which XLA's collectives do not take."""
-    ranks = mesh.ranks(axis_names)
-    sizes = {"lhs": dict(zip(spec.lhs, lhs.shape, strict=True))}
-    sizes["rhs"] = dict(zip(spec.rhs, rhs.shape, strict=True))
-    sizes["out"] = sizes["lhs"] | sizes["rhs"]
-    changed = sizes[spec.place]
-    if spec.gather:
-        changed[spec.gather] *= ranks
-    if spec.scatter:
-        changed[spec.scatter] //= ranks
-    found = sizes["out"] if spec.place == "out" else sizes["lhs"] | sizes["rhs"] | changed
-    zeros = jnp.zeros([found[letter] for letter in spec.out], out_dtype)
-    summed = axis_names if spec.kind == "all_reduce" else ()
-    return custom_call.vary_as(zeros, (lhs, rhs), but=summed)
+def product(spec: Contraction, lhs: jax.Array, rhs: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """The contraction without its exchange."""
+    return jnp.einsum(f"{spec.lhs},{spec.rhs}->{spec.out}", lhs, rhs, preferred_element_type=dtype)
 
 
-def _forward(
-    spec: Contraction,
-    axis_names: tuple[str, ...],
-    options: Options,
-    out_dtype: jnp.dtype,
-    lhs: jax.Array,
-    rhs: jax.Array,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _contract(spec, axis_names, options, out_dtype, lhs, rhs), (lhs, rhs)
+def exchange(x: jax.Array, what: xla.Exchange, axis_names: tuple[str, ...]) -> jax.Array:
+    """``xla.exchange``, of an empty array too, which XLA's collectives do not take."""
+    if x.size or what.kind == "none":
+        return xla.exchange(x, what, axis_names)
+    shape, ranks = list(x.shape), mesh.ranks(axis_names)
+    if what.gather >= 0:
+        shape[what.gather] *= ranks
+    if what.scatter >= 0:
+        shape[what.scatter] //= ranks
+    summed = axis_names if what.kind == "all_reduce" else ()
+    return custom_call.vary_as(jnp.zeros(shape, x.dtype), (x,), but=summed)
 
 
-def _backward(
-    spec: Contraction,
-    axis_names: tuple[str, ...],
-    options: Options,
-    _out_dtype: jnp.dtype,
-    saved: tuple[jax.Array, jax.Array],
-    ct: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
+def _forward(call: Call, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, Pair]:
+    return _contract(call, lhs, rhs), (lhs, rhs)
+
+
+def _backward(call: Call, saved: Pair, ct: jax.Array) -> Pair:
     lhs, rhs = saved
+    spec, axis_names = call.spec, call.axis_names
     if spec.kind == "all_reduce":
         # Untracked, each rank has a share of the cotangent of a sum that all of them got.
         ct = ct if custom_call.tracks_varying_axes() else lax.psum(ct, axis_names)
-    options = options.using(plan=None)  # made for the forward exchange, not for its mirror
+    options = call.options.using(plan=None)  # made for the forward exchange, not for its mirror
     d_lhs = contract(spec.lhs_gradient(), ct, rhs, axis_names, options, lhs.dtype)
     d_rhs = contract(spec.rhs_gradient(), lhs, ct, axis_names, options, rhs.dtype)
     return d_lhs, d_rhs

@@ -11,7 +11,7 @@ from jax import lax
 from syncopate_jax.backends import xla
 from syncopate_jax.importers.resharding import Move
 from syncopate_jax.importers.shardings import Derived
-from syncopate_jax.ops.contraction import contract
+from syncopate_jax.ops.contraction import contract, exchange
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 
@@ -37,6 +37,7 @@ class Product:
         return f"{out},{rhs}->{lhs}", f"{lhs},{out}->{rhs}"
 
     def of(self, formula: str, dtype: jnp.dtype) -> Product:
+        """Another product, realised likewise."""
         return Product(formula, self.options, dtype)
 
 
@@ -82,4 +83,4 @@ def _move(x: jax.Array, move: Move, derived: Derived) -> jax.Array:
         size = x.shape[scatter] // lax.axis_size(move.axis_names)
         at = lax.axis_index(move.axis_names) * size
         return lax.dynamic_slice_in_dim(x, at, size, axis=scatter)
-    return xla.exchange(x, xla.Exchange(move.kind, gather, scatter), move.axis_names)
+    return exchange(x, xla.Exchange(move.kind, gather, scatter), move.axis_names)

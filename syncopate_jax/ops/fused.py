@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.ops.blocked import Blocked, block
 from syncopate_jax.ops.exchange_plan import float32_options, plan_for, sublanes
-from syncopate_jax.ops.spec import Contraction
+from syncopate_jax.ops.spec import Call, Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.pallas_kernels import contraction_mosaic_gpu, contraction_triton, matmul_tpu
 from syncopate_jax.registry import backends, templates
@@ -22,16 +22,13 @@ from syncopate_jax.runtime import custom_call, device, mesh
 from syncopate_jax.runtime.operator import Operator
 from syncopate_jax.tune import measured
 
-LARGEST_TILE = {
-    "tpu": {"m": 256, "n": 256, "k": 512},
-    "mosaic_gpu": {"m": 256, "n": 256, "k": 256},
-    "triton": {"m": 256, "n": 256, "k": 128},
-}
+LARGEST_TILE = {"m": 256, "n": 256, "k": 512}  # of a TPU's kernel; those of GPUs choose their own
 
 FREE = Options()  # as users give it who leave every choice to us
 
 # Tiles that run together share blocks in a GPU's L2 if they are near in both dimensions.
 ORDER = {"tpu": "natural", "mosaic_gpu": "grouped", "triton": "grouped"}
+TARGETS = tuple(ORDER)
 
 
 def choose_backend(spec: Contraction, options: Options) -> str:
@@ -40,31 +37,24 @@ def choose_backend(spec: Contraction, options: Options) -> str:
     Options are checked whichever backend it is, so that what runs on one runs on all.
     """
     _check_options(options)
-    if spec.kind == "none":
-        return "xla"
-    if options.backend == "auto":
+    if spec.kind == "none" or options.backend == "auto":
         return "xla"
     return options.backend
 
 
-def choose(
-    spec: Contraction,
-    axis_names: tuple[str, ...],
-    options: Options,
-    out_dtype: jnp.dtype,
-    lhs: jax.Array,
-    rhs: jax.Array,
-) -> Options:
-    """``options`` with the backend chosen: for ``auto`` what was measured to be fastest.
+def choose(call: Call, lhs: jax.Array, rhs: jax.Array) -> Options:
+    """The call's options with the backend chosen: for ``auto`` what was measured to be fastest.
 
     Where a knob is set by hand, or nothing like it was measured on this kind of device, that is
     ``xla``.
     """
+    spec, axis_names, options = call.spec, call.axis_names, call.options
     backend = choose_backend(spec, options)
     if spec.kind == "none" or options != FREE:
         return options.using(backend=backend)
     device_kind = device.kind()
-    half = all(jnp.dtype(t).itemsize == 2 for t in (lhs.dtype, rhs.dtype, out_dtype))
+    dtypes = (lhs.dtype, rhs.dtype, call.out_dtype)
+    half = all(jnp.dtype(t).itemsize == 2 for t in dtypes)
     xla = options.using(backend="xla")
     if device_kind is None or not half or mesh.is_folded(axis_names):
         return xla
@@ -79,7 +69,7 @@ def choose(
     )
     layout = block(spec, lhs.shape, rhs.shape, ranks)
     try:
-        build(spec.kind, layout, str(lhs.dtype), str(out_dtype), axis_names, chosen)
+        build(spec.kind, layout, str(lhs.dtype), str(call.out_dtype), axis_names, chosen)
     except UnsupportedError:  # such as a backend that is compiled here, without a compiler
         return xla
     return chosen
@@ -117,8 +107,8 @@ def _check_options(options: Options) -> None:
     """Raises InputError for names and letters that nothing is registered under."""
     if options.backend != "auto":
         backends.get(options.backend)
-    if options.target is not None and options.target not in LARGEST_TILE:
-        known = ", ".join(LARGEST_TILE)
+    if options.target is not None and options.target not in TARGETS:
+        known = ", ".join(TARGETS)
         raise InputError(
             f"target: no local kernel is written for {options.target!r}; known: {known}"
         )
@@ -134,34 +124,21 @@ def _check_options(options: Options) -> None:
         raise InputError(f"tiles: {sorted(unknown)} are no letters; known: {known}")
 
 
-def contract(
-    spec: Contraction,
-    axis_names: tuple[str, ...],
-    options: Options,
-    out_dtype: jnp.dtype,
-    lhs: jax.Array,
-    rhs: jax.Array,
-) -> jax.Array:
-    """``spec`` as one fused call; arguments as in ``contraction.contract``."""
-    operator, layout = _prepared(spec, axis_names, options, out_dtype, lhs, rhs)
+def contract(call: Call, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    """The contraction of local arrays as one fused call."""
+    operator, layout = _prepared(call, lhs, rhs)
     operands = (x.reshape(layout.operand_shape(p)) for p, x in (("lhs", lhs), ("rhs", rhs)))
     (out,) = operator(*operands)
-    out = out.astype(out_dtype)  # where hops carried the sum in float32; else it is that already
-    if spec.kind != "all_reduce":  # one rank's share of a sum over one rank looks like the sum
+    out = out.astype(call.out_dtype)  # where hops carried the sum in float32
+    if call.spec.kind != "all_reduce":  # one rank's share of a sum over one rank looks like the sum
         out, _ = custom_call.vary_alike((out, lhs))
     return out.reshape(layout.result)
 
 
-def contract_and_keep(
-    spec: Contraction,
-    axis_names: tuple[str, ...],
-    options: Options,
-    out_dtype: jnp.dtype,
-    lhs: jax.Array,
-    rhs: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
+def contract_and_keep(call: Call, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The same, and the operand that it exchanged."""
-    operator, layout = _prepared(spec, axis_names, options, out_dtype, lhs, rhs)
+    spec = call.spec
+    operator, layout = _prepared(call, lhs, rhs)
     operands = (x.reshape(layout.operand_shape(p)) for p, x in (("lhs", lhs), ("rhs", rhs)))
     out, kept = operator.keeping()(*operands)
     letters = layout.exchanged.replace("(", "").replace(")", "").replace("S", "")
@@ -174,15 +151,9 @@ def contract_and_keep(
     return out.reshape(layout.result), kept
 
 
-def _prepared(
-    spec: Contraction,
-    axis_names: tuple[str, ...],
-    options: Options,
-    out_dtype: jnp.dtype,
-    lhs: jax.Array,
-    rhs: jax.Array,
-) -> tuple[Operator, Blocked]:
+def _prepared(call: Call, lhs: jax.Array, rhs: jax.Array) -> tuple[Operator, Blocked]:
     """The operator of a contraction of local arrays, and the layout of its operands."""
+    spec, axis_names, out_dtype = call.spec, call.axis_names, call.out_dtype
     ranks = mesh.ranks(axis_names)
     if 0 in (*lhs.shape, *rhs.shape):
         raise UnsupportedError(
@@ -195,8 +166,8 @@ def _prepared(
             f"backend 'xla'"
         )
     # Part of what the operator is remembered by: the same axis may be folded here and not there.
-    folded = options.launched.using(folded=mesh.is_folded(axis_names))
-    options = options.using(launch=folded)
+    folded = call.options.launched.using(folded=mesh.is_folded(axis_names))
+    options = call.options.using(launch=folded)
     layout = block(spec, lhs.shape, rhs.shape, ranks)
     return build(spec.kind, layout, str(lhs.dtype), str(out_dtype), axis_names, options)
 
@@ -212,8 +183,7 @@ def build(
 ) -> tuple[Operator, Blocked]:
     """The operator of a blocked contraction, and the layout of its operands; memoised."""
     target = options.target or "tpu"
-    make = {"tpu": prepare, "mosaic_gpu": prepare_gpu, "triton": prepare_triton}[target]
-    layout, kernel, plan = make(kind, layout, LARGEST_TILE[target], dtype, out_dtype, options)
+    layout, kernel, plan = prepare(kind, layout, dtype, out_dtype, options, target=target)
     operator = compiler.compile(
         kernel,
         plan,
@@ -230,35 +200,49 @@ def build(
 def prepare(
     kind: str,
     layout: Blocked,
-    largest: Mapping[str, int],
     dtype: str,
     out_dtype: str,
     options: Options,
+    *,
+    target: str = "tpu",
+    largest: Mapping[str, int] = LARGEST_TILE,
 ) -> tuple[Blocked, PallasKernel, Plan]:
-    """Layout, local kernel and plan of a contraction, with tiles of at most ``largest``.
+    """Layout, local kernel and plan of a contraction, as ``target`` has them.
 
     Kernel and plan are of float32, whatever ``out_dtype``, where the plan adds over several hops.
+
+    Args:
+      kind: of the exchange.
+      layout: of operands and result, blocked.
+      dtype: of the operands.
+      out_dtype: of the result.
+      largest: elements of a tile at most, by letter; of target ``tpu`` alone.
     """
-    moved = dtype if layout.place != "out" else out_dtype
+    moved = out_dtype if layout.place == "out" else dtype
     asked = options.tile_sizes
-    if kind == "all_reduce" and layout.scatter < 0:
-        asked = tiles_to_share(layout, largest, sublanes(moved)) | asked
-    tiles = choose_tiles(layout, largest, asked)
+    make: Callable[..., PallasKernel]
+    if target == "tpu":
+        if kind == "all_reduce" and layout.scatter < 0:
+            asked = tiles_to_share(layout, largest, sublanes(moved)) | asked
+        tiles = choose_tiles(layout, largest, asked)
+        make = functools.partial(matmul_tpu.matmul, tiles=tiles)
+    elif target == "mosaic_gpu":  # tiles of a fixed size, cut by the edge
+        adds = kind in ("reduce_scatter", "all_reduce")
+        tiles, config = contraction_mosaic_gpu.choose_config(
+            layout.lhs, layout.out, layout.extents, asked, out_dtype, adds
+        )
+        make = functools.partial(contraction_mosaic_gpu.contraction, config=config)
+    else:
+        layout = layout.ungrouped()  # every letter is a dimension of its own
+        tiles = contraction_triton.choose_tiles(layout.out, layout.extents, asked)
+        make = functools.partial(contraction_triton.contraction, tiles=tiles)
     if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
         layout = layout.ungrouped()
     plan = plan_for(kind, layout, moved, tiles, options)
     if wide := float32_options(plan, options):
-        return prepare(kind, layout, largest, dtype, "float32", wide)
-    kernel = matmul_tpu.matmul(
-        layout.lhs,
-        layout.rhs,
-        layout.out,
-        layout.extents,
-        tiles=tiles,
-        dtype=dtype,
-        out_dtype=out_dtype,
-    )
-    return layout, kernel, plan
+        return prepare(kind, layout, dtype, "float32", wide, target=target, largest=largest)
+    letters = (layout.lhs, layout.rhs, layout.out)
+    return layout, make(*letters, layout.extents, dtype=dtype, out_dtype=out_dtype), plan
 
 
 def tiles_to_share(layout: Blocked, largest: Mapping[str, int], rows: int) -> dict[str, int]:
@@ -271,68 +255,6 @@ def tiles_to_share(layout: Blocked, largest: Mapping[str, int], rows: int) -> di
         return {}
     most = max(largest["m"] // rows, 1)
     return {"m": min(-(-m // (ranks * rows)), most) * rows}
-
-
-def prepare_gpu(
-    kind: str,
-    layout: Blocked,
-    largest: Mapping[str, int],
-    dtype: str,
-    out_dtype: str,
-    options: Options,
-) -> tuple[Blocked, PallasKernel, Plan]:
-    """As ``prepare``, for the tensor cores of a GPU: tiles of a fixed size, cut by the edge."""
-    tiles, config = contraction_mosaic_gpu.choose_config(
-        layout.lhs,
-        layout.out,
-        layout.extents,
-        options.tile_sizes,
-        out_dtype,
-        adds=kind in ("reduce_scatter", "all_reduce"),
-    )
-    if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
-        layout = layout.ungrouped()
-    moved = dtype if layout.place != "out" else out_dtype
-    plan = plan_for(kind, layout, moved, tiles, options)
-    if wide := float32_options(plan, options):
-        return prepare_gpu(kind, layout, largest, dtype, "float32", wide)
-    kernel = contraction_mosaic_gpu.contraction(
-        layout.lhs,
-        layout.rhs,
-        layout.out,
-        layout.extents,
-        config=config,
-        dtype=dtype,
-        out_dtype=out_dtype,
-    )
-    return layout, kernel, plan
-
-
-def prepare_triton(
-    kind: str,
-    layout: Blocked,
-    largest: Mapping[str, int],
-    dtype: str,
-    out_dtype: str,
-    options: Options,
-) -> tuple[Blocked, PallasKernel, Plan]:
-    """As ``prepare_gpu``, of a Triton kernel; every letter is a dimension of its own there."""
-    layout = layout.ungrouped()
-    tiles = contraction_triton.choose_tiles(layout.out, layout.extents, options.tile_sizes)
-    moved = dtype if layout.place != "out" else out_dtype
-    plan = plan_for(kind, layout, moved, tiles, options)
-    if wide := float32_options(plan, options):
-        return prepare_triton(kind, layout, largest, dtype, "float32", wide)
-    kernel = contraction_triton.contraction(
-        layout.lhs,
-        layout.rhs,
-        layout.out,
-        layout.extents,
-        tiles=tiles,
-        dtype=dtype,
-        out_dtype=out_dtype,
-    )
-    return layout, kernel, plan
 
 
 def choose_tiles(

@@ -12,16 +12,13 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from syncopate_jax.backends import xla
 from syncopate_jax.backends.interface import KeepsGathered
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.ops import fused
-from syncopate_jax.ops.spec import Contraction
+from syncopate_jax.ops.contraction import Pair, exchange, product, promoted
+from syncopate_jax.ops.spec import Call, Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.registry import backends
-from syncopate_jax.runtime import custom_call, mesh
-
-Pair = tuple[jax.Array, jax.Array]
 
 
 def refusal(spec: Contraction, options: Options) -> str | None:
@@ -49,77 +46,39 @@ def contract_and_keep(
     """
     if reason := refusal(spec, options):
         raise UnsupportedError(f"{spec.kind}: {reason}")
-    dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
-    lhs, rhs = custom_call.vary_alike((lhs.astype(dtype), rhs.astype(dtype)), axis_names)
-    return _keep(spec, axis_names, options, jnp.dtype(out_dtype), lhs, rhs)
+    call = Call(spec, axis_names, options, jnp.dtype(out_dtype))
+    return _keep(call, *promoted(lhs, rhs, axis_names))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
-def _keep(
-    spec: Contraction,
-    axis_names: tuple[str, ...],
-    options: Options,
-    out_dtype: jnp.dtype,
-    lhs: jax.Array,
-    rhs: jax.Array,
-) -> Pair:
-    backend = fused.choose_backend(spec, options)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _keep(call: Call, lhs: jax.Array, rhs: jax.Array) -> Pair:
+    backend = fused.choose_backend(call.spec, call.options)
     if backend != "xla":
-        options = options.using(backend=backend)
-        return fused.contract_and_keep(spec, axis_names, options, out_dtype, lhs, rhs)
-    arrays = {"lhs": lhs, "rhs": rhs}
-    whole = arrays[spec.place] = _exchange(arrays[spec.place], spec.exchange, axis_names)
-    return _product(spec, arrays["lhs"], arrays["rhs"], out_dtype), whole
+        call = replace(call, options=call.options.using(backend=backend))
+        return fused.contract_and_keep(call, lhs, rhs)
+    arrays, place = {"lhs": lhs, "rhs": rhs}, call.spec.place
+    whole = arrays[place] = exchange(arrays[place], call.spec.exchange, call.axis_names)
+    return product(call.spec, arrays["lhs"], arrays["rhs"], call.out_dtype), whole
 
 
-def _exchange(x: jax.Array, what: xla.Exchange, axis_names: tuple[str, ...]) -> jax.Array:
-    """``xla.exchange``, of an empty array too, which XLA's collectives do not take."""
-    if x.size:
-        return xla.exchange(x, what, axis_names)
-    shape, ranks = list(x.shape), mesh.ranks(axis_names)
-    if what.gather >= 0:
-        shape[what.gather] *= ranks
-    if what.scatter >= 0:
-        shape[what.scatter] //= ranks
-    return custom_call.vary_alike((jnp.zeros(shape, x.dtype), x))[0]
+def _forward(call: Call, lhs: jax.Array, rhs: jax.Array) -> tuple[Pair, Pair]:
+    out, whole = _keep(call, lhs, rhs)
+    return (out, whole), ((whole, rhs) if call.spec.place == "lhs" else (lhs, whole))
 
 
-def _product(spec: Contraction, x: jax.Array, y: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """The contraction without its exchange."""
-    return jnp.einsum(f"{spec.lhs},{spec.rhs}->{spec.out}", x, y, preferred_element_type=dtype)
-
-
-def _forward(
-    spec: Contraction,
-    axis_names: tuple[str, ...],
-    options: Options,
-    out_dtype: jnp.dtype,
-    lhs: jax.Array,
-    rhs: jax.Array,
-) -> tuple[Pair, Pair]:
-    out, whole = _keep(spec, axis_names, options, out_dtype, lhs, rhs)
-    return (out, whole), ((whole, rhs) if spec.place == "lhs" else (lhs, whole))
-
-
-def _backward(
-    spec: Contraction,
-    axis_names: tuple[str, ...],
-    _options: Options,
-    _out_dtype: jnp.dtype,
-    saved: Pair,
-    cts: Pair,
-) -> Pair:
+def _backward(call: Call, saved: Pair, cts: Pair) -> Pair:
     lhs, rhs = saved
     ct, ct_whole = cts
+    spec = call.spec
     local = replace(spec, kind="none", place="out", gather="", scatter="")
-    d_lhs = _product(local.lhs_gradient(), ct, rhs, lhs.dtype)
-    d_rhs = _product(local.rhs_gradient(), lhs, ct, rhs.dtype)
+    d_lhs = product(local.lhs_gradient(), ct, rhs, lhs.dtype)
+    d_rhs = product(local.rhs_gradient(), lhs, ct, rhs.dtype)
     # The mirror of the exchange: what the gradient of the exchanged operand ends with.
     if spec.place == "lhs":
         mirror = spec.lhs_gradient().exchange
-        return _exchange(d_lhs + ct_whole, mirror, axis_names), d_rhs
+        return exchange(d_lhs + ct_whole, mirror, call.axis_names), d_rhs
     mirror = spec.rhs_gradient().exchange
-    return d_lhs, _exchange(d_rhs + ct_whole, mirror, axis_names)
+    return d_lhs, exchange(d_rhs + ct_whole, mirror, call.axis_names)
 
 
 _keep.defvjp(_forward, _backward)

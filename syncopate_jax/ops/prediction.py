@@ -39,12 +39,13 @@ def predict(
     """
     options = options or Options()
     given = block(spec, lhs, rhs, topology.num_ranks)
-    layout, kernel, plan = prepare(spec.kind, given, GPU_TILE, dtype, dtype, options)
+    layout, kernel, plan = prepare(spec.kind, given, dtype, dtype, options, largest=GPU_TILE)
     axis_map = AxisMap.of({plan.tensors[0].name: layout.place})
     space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel))
     schedule = schedule_plan(plan, space, accesses, axis_map, workers=workers)
     flops = 2.0 * math.prod(layout.extents.values())
     found = compare(schedule, topology, tile_flops=flops / space.num_tiles)
     # Nobody cuts chunks for a program that does not overlap them.
-    _, _, whole = prepare(spec.kind, given, GPU_TILE, dtype, dtype, options.using(split=1))
+    options = options.using(split=1)
+    _, _, whole = prepare(spec.kind, given, dtype, dtype, options, largest=GPU_TILE)
     return replace(found, communication=simulate(whole, topology).makespan)

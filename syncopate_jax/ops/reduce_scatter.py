@@ -11,11 +11,13 @@ from syncopate_jax.errors import InputError
 from syncopate_jax.ops.operands import matmul_like
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Launch, Options
+from syncopate_jax.registry import operators
 
 _SPECS = {
     "m": Contraction("bmk", "kn", "bmn", "reduce_scatter", "out", scatter="m"),
     "n": Contraction("bmk", "kn", "bmn", "reduce_scatter", "out", scatter="n"),
 }
+operators.register("matmul_reduce_scatter")(_SPECS["m"])
 
 
 def matmul_reduce_scatter(

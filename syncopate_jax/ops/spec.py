@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import jax.numpy as jnp
+
 from syncopate_jax.backends import xla
+from syncopate_jax.options import Options
 
 _MIRROR = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
 
@@ -71,3 +74,20 @@ class Contraction:
         if self.place == of:
             return replace(dual, place="out", **mirrored)
         return dual
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One use of a contraction, but for its arrays.
+
+    Attributes:
+      spec: what is contracted, and what is exchanged.
+      axis_names: mesh axes over whose ranks it is exchanged.
+      options: how it is realised.
+      out_dtype: of the result.
+    """
+
+    spec: Contraction
+    axis_names: tuple[str, ...]
+    options: Options
+    out_dtype: jnp.dtype

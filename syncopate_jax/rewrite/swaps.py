@@ -173,6 +173,7 @@ def make(
     side: str,
     operands: Sequence[Operand],
 ) -> Swap:
+    """The operator in the place of ``dot`` and the collective ``node``; ``gone`` goes with them."""
     factors = [*spelt.lhs, *spelt.rhs, *spelt.out]
     moved = {f.role: spelt.names[id(f)] for f in factors if f.role}
     spec = Contraction(

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from syncopate_jax.kernel.directives_tree import assigned
+from syncopate_jax.kernel.annotated import assigned
 
 VALUES = ("tl.load", "tl.dot", "tl.atomic_add", "tl.load_tensor_descriptor")
 

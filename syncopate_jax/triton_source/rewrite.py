@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from syncopate_jax.errors import UnsupportedError
-from syncopate_jax.kernel.directives_tree import Annotated, Region, assigned, used
+from syncopate_jax.kernel.annotated import Annotated, Region, assigned, used
 from syncopate_jax.triton_source import pointers
 from syncopate_jax.triton_source.scheme import Array, Columns, Lists, Read, Scheme, Spot
 from syncopate_jax.triton_source.text import Text, fitted, indented, renamed
@@ -549,6 +549,3 @@ class _Writer:
         inner += self.text.statements([s for s in slice_ if store not in ast.walk(s)], there)
         inner.append(f"{accumulator} += tl.load({given}).to({accumulator}.dtype)")
         return [f"for addend in range({bounds}):", *indented(inner)]
-
-
-__all__ = ["SUFFIX", "VERSION", "rewrite"]

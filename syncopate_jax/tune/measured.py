@@ -49,6 +49,7 @@ class Problem:
 
     @property
     def extents(self) -> tuple[int, int, int]:
+        """Rows, depth and columns, in elements."""
         return self.m, self.k, self.n
 
     def distance(self, other: Problem) -> float:
@@ -67,6 +68,7 @@ class Choice:
 
     @property
     def launch(self) -> Launch:
+        """What the kernel may use of the device."""
         return Launch(communicating=self.communicating)
 
 

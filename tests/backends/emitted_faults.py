@@ -17,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from syncopate_jax.backends import gpu_signals
 from syncopate_jax.backends.gpu_kernel import FusedKernel
-from syncopate_jax.backends.gpu_tables import Layout
+from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.backends.rank_table import Lists
 
 Fault = Callable[[], contextlib.AbstractContextManager[Any]]

@@ -11,8 +11,8 @@ import pytest
 
 from syncopate_jax.backends import gpu_colocated, gpu_tables, gpu_watchdog
 from syncopate_jax.backends.gpu_copy import Grid
+from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.backends.gpu_ldst import THREADS, LdstMover
-from syncopate_jax.backends.gpu_tables import Layout
 from syncopate_jax.backends.gpu_tma import TmaMover
 from syncopate_jax.backends.interface import Work
 from syncopate_jax.backends.rank_table import Lists, TableMaker

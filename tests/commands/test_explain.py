@@ -7,35 +7,18 @@ import json
 import pytest
 
 from syncopate_jax.cli import main
+from syncopate_jax.registry import operators
 
 
-@pytest.mark.parametrize(
-    "operator",
-    [
-        "all_gather_matmul",
-        "all_to_all_matmul",
-        "matmul_all_reduce",
-        "matmul_all_to_all",
-        "matmul_reduce_scatter",
-    ],
-)
+def test_an_unknown_operator_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "matmul", "--shape", "8,8,8"]) == 2
+    assert "no operator is called 'matmul'; known: all_gather_matmul" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("operator", operators.names())
 def test_every_operator_is_explained(operator: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(
-            [
-                "explain",
-                operator,
-                "--ranks",
-                "4",
-                "--shape",
-                "512,512,512",
-                "--json",
-                "--target",
-                "tpu",
-            ]
-        )
-        == 0
-    )
+    argv = ["explain", operator, "--ranks", "4", "--shape", "512,512,512", "--target", "tpu"]
+    assert main([*argv, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["auto"] == "xla"
     assert found["backends"]["xla"] == {"can": True, "reason": ""}

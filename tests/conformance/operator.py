@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from syncopate_jax import ops
+from syncopate_jax import ops, registry
 from syncopate_jax.errors import InputError, MeshError
 from syncopate_jax.registry import backends
 from tests.ops import cases
@@ -57,6 +57,10 @@ class OperatorConformance:
     def test_is_offered_by_the_package(self, operator: Any) -> None:
         assert operator.__name__ in ops.__all__
         assert getattr(ops, operator.__name__) is operator
+
+    def test_is_registered_by_what_it_does(self, operator: Any) -> None:
+        spec = registry.operators.get(operator.__name__)
+        assert (spec.lhs, spec.rhs, spec.out) == ("bmk", "kn", "bmn") and spec.kind != "none"
 
     def test_has_a_variant_among_the_cases(self, operator: Any) -> None:
         assert [case.name for case in CASES if case.operator is operator]

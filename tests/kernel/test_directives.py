@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from syncopate_jax.errors import FormatError, InputError, SyncopateError
 from syncopate_jax.kernel import directives, directives_tree
+from syncopate_jax.kernel.annotated import Annotated
 from syncopate_jax.kernel.directives import Place
 from syncopate_jax.kernel.triton_kernel import triton_kernel
 
@@ -54,7 +55,7 @@ def copied(x_ptr, y_ptr, N, BLOCK):
 """
 
 
-def read(text: str) -> directives_tree.Annotated:
+def read(text: str) -> Annotated:
     return directives_tree.read_source(text.lstrip("\n"), "kernel.py", 10)
 
 

@@ -10,21 +10,19 @@ from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 
 SCATTER = Contraction("bmk", "kn", "bmn", "reduce_scatter", "out", scatter="m")
-MAKERS = {"tpu": fused.prepare, "mosaic_gpu": fused.prepare_gpu, "triton": fused.prepare_triton}
 
 
 @pytest.mark.parametrize(
     "template,held", [("reduce_scatter_ring", "float32"), ("reduce_scatter_direct", "bfloat16")]
 )
-@pytest.mark.parametrize("target", list(MAKERS))
+@pytest.mark.parametrize("target", fused.TARGETS)
 def test_sums_on_the_way_are_float32(target: str, template: str, held: str) -> None:
     if target == "triton":
         pytest.importorskip("triton")
     layout = block(SCATTER, (1, 512, 64), (64, 256), 4)
-    largest = fused.LARGEST_TILE[target]
     options = Options(plan=template, target=target)
-    _, kernel, plan = MAKERS[target](
-        "reduce_scatter", layout, largest, "bfloat16", "bfloat16", options
+    _, kernel, plan = fused.prepare(
+        "reduce_scatter", layout, "bfloat16", "bfloat16", options, target=target
     )
     assert {tensor.dtype for tensor in plan.tensors} == {held}
     assert [str(out.dtype) for out in kernel.out_shape] == [held]

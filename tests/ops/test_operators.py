@@ -14,7 +14,7 @@ import pytest
 from syncopate_jax.ir.comm import P2P
 from syncopate_jax.ops.blocked import block
 from syncopate_jax.ops.contraction import contract
-from syncopate_jax.ops.fused import LARGEST_TILE, prepare, prepare_gpu
+from syncopate_jax.ops.fused import prepare
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.registry import templates
@@ -183,10 +183,9 @@ def test_a_ring_carries_float32_and_a_direct_exchange_does_not() -> None:
     layout = block(Contraction("bmk", "kn", "bmn", "all_reduce", "out"), (1, 96, 6), (6, 8), 3)
     ring = templates.get("all_reduce_two_shot")(3, layout.plan_shape, axis=1, algorithm="ring")
     for options, dtype in ((Options("remote_dma"), "bfloat16"), (Options(plan=ring), "float32")):
-        for make, target in ((prepare, "tpu"), (prepare_gpu, "mosaic_gpu")):
-            largest = LARGEST_TILE[target]
-            args = ("all_reduce", layout, largest, "bfloat16", "bfloat16", options)
-            _, kernel, plan = make(*args)
+        for target in ("tpu", "mosaic_gpu"):
+            args = ("all_reduce", layout, "bfloat16", "bfloat16", options)
+            _, kernel, plan = prepare(*args, target=target)
             assert {tensor.dtype for tensor in plan.tensors} == {dtype}
             assert str(kernel.out_shape[0].dtype) == dtype
 
@@ -243,9 +242,7 @@ def test_how_ranks_share_an_all_reduce(ranks: int, m: int, n: int, shards: tuple
     found = np.asarray(jax.jit(fn)(*arrays[:2]), np.float64)
     cases.assert_near(found, cases.exact(*arrays)[0], 4 * EPS["float32"])
     layout = block(Contraction("bmk", "kn", "bmn", "all_reduce", "out"), (1, m, 6), (6, n), ranks)
-    plan = prepare(
-        "all_reduce", layout, LARGEST_TILE["tpu"], "float32", "float32", Options("remote_dma")
-    )[2]
+    plan = prepare("all_reduce", layout, "float32", "float32", Options("remote_dma"))[2]
     adds = [op for rank in range(ranks) for op in plan.ops(rank) if op.reduce == "sum"]
     axis = 0 if shards[0] == 1 else 1
     sizes = {op.dst_rank: op.dst.box.shape[axis] for op in adds if isinstance(op, P2P)}

@@ -1,0 +1,130 @@
+"""The pages agree with the code: links and paths lead somewhere, commands and snippets run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from syncopate_jax import cli
+
+ROOT = Path(__file__).parents[1]
+FIXTURES = ROOT / "tests/fixtures"
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+ALL_PAGES = [*PAGES, *sorted(ROOT.glob("experiments/*/README.md"))]
+FOLDERS = ("docs", "experiments", "pallas_kernels", "plans", "syncopate_jax", "tests", ".ci")
+SUFFIXES = "py|md|json|cc|png|svg|txtpb|ipynb"
+
+each_page = pytest.mark.parametrize("page", ALL_PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+
+# What the snippets speak of and a reader has: a model's loss, a step to import. It stands behind
+# the first snippet, which says how many devices there are.
+GIVEN = """
+from functools import partial
+from syncopate_jax.ops import all_gather_matmul
+
+@jax.jit
+@partial(jax.shard_map, mesh=jax.make_mesh((4,), ("tp",), (AxisType.Auto,)),
+         in_specs=(P(None, "tp"), P("tp")), out_specs=P())
+def loss(params, batch):
+    whole = jax.lax.all_gather(batch, "tp", tiled=True)
+    return jax.lax.psum(jnp.sum(whole @ params), "tp")
+
+params, batch = jnp.ones((16, 8)), jnp.ones((8, 16))
+step, args = loss, (params, batch)
+"""
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The page's code of a language; ``""`` for what has none."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Arguments of every ``syncopate`` command in the page's code."""
+    lines = [line for block in blocks(page, "") for line in block.splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("syncopate ")]
+
+
+COMMANDS = [(page, commands(page)) for page in PAGES if commands(page)]
+each_commands = pytest.mark.parametrize(
+    ("page", "argvs"), COMMANDS, ids=[page.stem for page, _ in COMMANDS]
+)
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+    gone = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert gone == []
+
+
+@each_page
+def test_files_that_are_named_exist(page: Path) -> None:
+    folders = [ROOT / folder for folder in FOLDERS]
+    known = [*folders, *(path for folder in folders for path in folder.rglob("*"))]
+    ends = tuple(f"/{path.relative_to(ROOT)}" + "/" * path.is_dir() for path in known)
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    named = re.findall(rf"`((?:[\w.-]+/)*(?:[\w.-]+\.(?:{SUFFIXES})|[\w.-]+/))`", prose)
+    gone = [name for name in named if not any(end.endswith(f"/{name}") for end in ends)]
+    assert [name for name in gone if not (page.parent / name).exists()] == []
+
+
+@each_commands
+def test_commands_are_understood(page: Path, argvs: list[list[str]]) -> None:
+    for argv in argvs:
+        assert cli._parser().parse_args(argv).command.name == argv[0]
+
+
+def test_every_argument_of_every_command_has_help() -> None:
+    (table,) = (a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction))
+    assert len(table.choices) == len(cli.COMMANDS)
+    bare = [
+        f"{name} {action.dest}"
+        for name, command in table.choices.items()
+        for action in command._actions
+        if not action.help
+    ]
+    assert bare == []
+
+
+def test_every_command_is_shown() -> None:
+    shown = {argv[0] for _, argvs in COMMANDS for argv in argvs}
+    assert {command.name for command in cli.COMMANDS} - shown == {"demo"}  # make demo
+
+
+@pytest.mark.slow
+@each_commands
+def test_commands_run(
+    page: Path, argvs: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(FIXTURES / "hlo/mlp.hlo", tmp_path / "step.hlo")
+    shutil.copy(FIXTURES / "mercury/ring.txt", tmp_path / "ring.txt")
+    monkeypatch.chdir(tmp_path)
+    for argv in argvs:
+        assert cli.main(argv) == 0, argv
+
+
+@pytest.mark.slow
+def test_snippets_run(tmp_path: Path) -> None:
+    """All in one process, the README's first; those with an ellipsis show text, not a program."""
+    parts = [(page, block) for page in PAGES for block in blocks(page, "python")]
+    whole = [(page, block) for page, block in parts if not re.search(r"…[,)\]]|, …", block)]
+    assert {page.stem for page, _ in parts} - {page.stem for page, _ in whole} == {"triton"}
+    texts = [f"# {page.name}\n{block}" for page, block in whole]
+    script = tmp_path / "snippets.py"
+    script.write_text("\n\n".join([texts[0], GIVEN, *texts[1:], "assert (y == s).all()"]))
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    environ.pop("XLA_FLAGS", None)
+    found = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, env=environ, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("all_gather") >= 3
