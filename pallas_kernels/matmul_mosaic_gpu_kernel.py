@@ -569,7 +569,9 @@ class _Worker:
             zeros = jnp.zeros((WGMMA_ROWS, self.store_columns), dtype)
             return tuple(plgpu.layout_cast(zeros, plgpu.Layout.WGMMA) for _ in self.subtiles)
 
-        return lax.cond(count > 0, read, nothing)
+        # Else LLVM widens to float32 inside both branches, which takes twice the registers, more
+        # than there are, and waits for the loads at once.
+        return lax.optimization_barrier(lax.cond(count > 0, read, nothing))
 
     def round_part(
         self,

@@ -57,7 +57,8 @@ class Kernel:
     def read(cls, text: str) -> list[Kernel]:
         """The kernels of one compiled program, from the plugin's and the assembler's words."""
         memory = [int(n) for n in re.findall(r"smem_scratch_bytes=(\d+)", text)]
-        stores = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", text)
+        # A newer assembler also warns of what is spilled, in words of the same kind.
+        stores = re.findall(r"stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", text)
         registers = [int(n) for n in re.findall(r"Used (\d+) registers", text)]
         if not len(memory) == len(stores) == len(registers):
             raise AssertionError(f"not understood: {text}")

@@ -11,6 +11,7 @@ from tests.aot.hopper import Kernel
 
 SAID = """
 Resources(smem_scratch_bytes=196608, tmem_scratch_cols=0)
+ptxas warning : Registers are spilled in 'kernel', 8 bytes spill stores, 12 bytes spill loads
 ptxas info    : Compiling entry function 'kernel' for 'sm_90a'
     16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
 ptxas info    : Used 168 registers, used 16 barriers, 1 bytes smem
