@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.kernel.annotated import Annotated, Region, assigned, used
 from syncopate_jax.triton_source import pointers
-from syncopate_jax.triton_source.scheme import Array, Columns, Lists, Read, Scheme, Spot
+from syncopate_jax.triton_source.phrases import Phrases
+from syncopate_jax.triton_source.scheme import Array, Read, Scheme
 from syncopate_jax.triton_source.text import Text, fitted, indented, renamed
 
 SUFFIX = "_fused"
@@ -39,21 +40,23 @@ def rewrite(source: Annotated, scheme: Scheme) -> str:
 
 @dataclass
 class _Writer:
-    """Writes one kernel; ``names`` are the module's constants."""
+    """Writes one kernel."""
 
     source: Annotated
     scheme: Scheme
     text: Text = field(init=False)
-    taken: set[str] = field(init=False)
-    constants: dict[str, int] = field(init=False, default_factory=dict)
+    say: Phrases = field(init=False)
 
     def __post_init__(self) -> None:
         self.text = Text.of(self.source.source)
         function = self.source.function
-        self.taken = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
-        self.taken |= set(self.source.parameters) | {self.source.name}
-        added = {name + end for name in self.taken for end in ADDED_ENDS}
-        clash = sorted(self.taken & {*ADDED, *added, *(a.name for a in self.extra)})
+        taken = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
+        taken |= set(self.source.parameters) | {self.source.name}
+        calls = [n for n in ast.walk(function) if isinstance(n, ast.Call)]
+        described = any(ast.unparse(n.func) == "tl.make_tensor_descriptor" for n in calls)
+        self.say = Phrases(self.scheme, frozenset(taken), described)
+        added = {name + end for name in taken for end in ADDED_ENDS}
+        clash = sorted(taken & {*ADDED, *added, *(a.name for a in self.extra)})
         if clash:
             raise self._unsupported(
                 function, f"the name {clash[0]} is one that the rewritten kernel uses; rename it"
@@ -106,7 +109,7 @@ class _Writer:
             "from syncopate_jax.triton_source import device as sync",
             "",
         ]
-        lines += [f"{n}: tl.constexpr = tl.constexpr({v!r})" for n, v in self.constants.items()]
+        lines += [f"{n}: tl.constexpr = tl.constexpr({v!r})" for n, v in self.say.constants.items()]
         return [*lines, "", ""]
 
     def _signature(self) -> list[str]:
@@ -115,30 +118,6 @@ class _Writer:
         lines = ["@triton.jit", f"def {source.name}{SUFFIX}("]
         lines += indented([f"{name}," for name in self.scheme.parameters])
         return [*lines, *indented([f"{name}: tl.constexpr," for name in rest]), "):"]
-
-    # --- constants of the module ---------------------------------------------------------------
-
-    def constant(self, name: str, value: int) -> str:
-        """The name of a constant of the module."""
-        while name in self.taken:
-            name += "_"
-        self.constants[name] = value
-        return name
-
-    def entry(self, name: str, columns: Columns, row: str, column: int) -> str:
-        """An expression for one entry of a row."""
-        multiple = columns.multiples[column]
-        if multiple == 0:
-            return "0"
-        offset = self.constant(name, columns.offset)
-        width = len(columns.multiples)
-        at = f"{offset} + {row}" if width == 1 else f"{offset} + {width} * {row}"
-        at += f" + {column}" if column else ""
-        return f"sync.entry(table_ptr, {at}, {multiple})"
-
-    def lists(self, name: str, lists: Lists) -> tuple[str, str]:
-        """Constants: where the lists of a kind start, and their rows."""
-        return self.constant(name, lists.starts), self.constant(f"{name}_ROWS", lists.rows.offset)
 
     # --- phases --------------------------------------------------------------------------------
 
@@ -167,66 +146,50 @@ class _Writer:
     def _place(self) -> list[str]:
         """Which rank and program this is, and the rank's own part of every array."""
         scheme = self.scheme
-        programs = self.constant("PROGRAMS", scheme.programs)
-        self.constant("TILES", scheme.tiles)
-        self.constant("WORKERS", scheme.workers)
-        self.constant("RANKS", scheme.ranks)
-        self.constant("FOLDED", int(scheme.folded))
-        self.constant("SLOTS", scheme.slots)
+        programs = self.say.constant("PROGRAMS", scheme.programs)
+        self.say.constant("TILES", scheme.tiles)
+        self.say.constant("WORKERS", scheme.workers)
+        self.say.constant("RANKS", scheme.ranks)
+        self.say.constant("FOLDED", int(scheme.folded))
+        self.say.constant("SLOTS", scheme.slots)
         if not scheme.folded:
             return ["program = tl.program_id(0)", *self._own_counters()]
         lines = [
             f"rank = tl.program_id(0) // {programs}",
             f"program = tl.program_id(0) % {programs}",
-            f"table_ptr += rank * {self.constant('TABLE', scheme.table)}",
+            f"table_ptr += rank * {self.say.constant('TABLE', scheme.table)}",
             *self._own_counters(),
         ]
         for array in scheme.arrays:
-            if self._base(array) != array.name:
-                lines.append(f"{self._base(array)} = {array.name}")
+            if self.say.base(array) != array.name:
+                lines.append(f"{self.say.base(array)} = {array.name}")
             if array.size:
-                size = self.constant(f"{array.name.removesuffix('_ptr').upper()}_SIZE", array.size)
+                size = self.say.constant(
+                    f"{array.name.removesuffix('_ptr').upper()}_SIZE", array.size
+                )
                 lines.append(f"{array.name} += tl.cast(rank, tl.int64) * {size}")
         return lines
 
     def _own_counters(self) -> list[str]:
         return [f"own_counters = counters_ptr{' + rank * SLOTS' if self.scheme.folded else ''}"]
 
-    def _base(self, array: Array) -> str:
-        """The name under which rank 0's part stays known, where peers' parts are computed."""
-        far = {spot.array for spot in self._spots() if spot.peer}
-        moves = self.scheme.transfers.moves if self.scheme.transfers else ()
-        far |= {move.src if move.pull else move.dst for move in moves}
-        return f"{array.name}_0" if self.scheme.folded and array.name in far else array.name
-
-    def _spots(self) -> list[Spot]:
-        found = [spot for read in self.scheme.reads for spot in read.spots]
-        return found + list(self.scheme.write.spots if self.scheme.write else ())
-
-    def _far(self, name: str, rank: str) -> str:
-        """An expression for the array of another rank."""
-        (array,) = (a for a in self.scheme.arrays if a.name == name)
-        size = array.size if self.scheme.folded else 0
-        given = f"{self._base(array)}, peers_ptr, {rank}, {array.number}, {size}, RANKS, FOLDED"
-        return f"sync.at_rank({given})"
-
     def _communicate(self) -> list[str]:
         """What the first programs of a rank do instead of computing."""
         transfers = self.scheme.transfers
         assert transfers is not None
-        count = self.constant("COMMUNICATING", transfers.programs)
+        count = self.say.constant("COMMUNICATING", transfers.programs)
         lines = ["# Programs that only communicate.", f"if program < {count}:"]
         inner = []
         channel, share, shares = "0", "program", count
         if transfers.channels > 1:
-            ports = self.constant("CHANNELS", transfers.channels)
+            ports = self.say.constant("CHANNELS", transfers.channels)
             inner += [
                 f"channel = program % {ports}",
                 f"share = program // {ports}",
                 f"shares = ({count} - channel + {ports} - 1) // {ports}",
             ]
             channel, share, shares = "channel", "share", "shares"
-        begins = self.constant("BEGINS", transfers.begins)
+        begins = self.say.constant("BEGINS", transfers.begins)
         first, last = (f"tl.load(table_ptr + {begins} + {channel}{x})" for x in ("", " + 1"))
         inner.append(f"for transfer in range({first}, {last}):")
         inner += indented(self._operation(share, shares))
@@ -235,18 +198,18 @@ class _Writer:
     def _operation(self, share: str, shares: str) -> list[str]:
         transfers = self.scheme.transfers
         assert transfers is not None
-        lines = self._wait("OP_WAITS", transfers.waits, "transfer")
-        kind = self.entry("OPS", transfers.ops, "transfer", 0)
-        far = self.entry("OPS", transfers.ops, "transfer", 1)
-        piece = self.constant("PIECE", transfers.piece)
+        lines = self.say.wait("OP_WAITS", transfers.waits, "transfer")
+        kind = self.say.entry("OPS", transfers.ops, "transfer", 0)
+        far = self.say.entry("OPS", transfers.ops, "transfer", 1)
+        piece = self.say.constant("PIECE", transfers.piece)
         for number, move in enumerate(transfers.moves):
             ends = {"src": move.src, "dst": move.dst}
-            ends["src" if move.pull else "dst"] = self._far(
+            ends["src" if move.pull else "dst"] = self.say.far(
                 move.src if move.pull else move.dst, far
             )
             copy = [
-                f"src_ptr = {ends['src']} + {self.entry('OPS', transfers.ops, 'transfer', 2)}",
-                f"dst_ptr = {ends['dst']} + {self.entry('OPS', transfers.ops, 'transfer', 3)}",
+                f"src_ptr = {ends['src']} + {self.say.entry('OPS', transfers.ops, 'transfer', 2)}",
+                f"dst_ptr = {ends['dst']} + {self.say.entry('OPS', transfers.ops, 'transfer', 3)}",
             ]
             for b in move.blocks:
                 given = f"src_ptr + {b.src_at}, dst_ptr + {b.dst_at}, {share}, {shares}"
@@ -255,7 +218,7 @@ class _Writer:
             if len(transfers.moves) > 1:
                 copy = [f"if {kind} == {number}:", *indented(copy)]
             lines += copy
-        return [*lines, *self._signal("OP_SIGNALS", transfers.signals, "transfer")]
+        return [*lines, *self.say.signal("OP_SIGNALS", transfers.signals, "transfer")]
 
     def _loop(self) -> list[str]:
         """The header of the loop over this program's tiles."""
@@ -283,9 +246,9 @@ class _Writer:
         lines = []
         for number, (_, variable) in enumerate(self.source.variables):
             lines.append(
-                f"{variable} = {self.entry('ORDER', self.scheme.order, 'position', number)}"
+                f"{variable} = {self.say.entry('ORDER', self.scheme.order, 'position', number)}"
             )
-        lines += self._wait("WAITS", self.scheme.waits, "position")
+        lines += self.say.wait("WAITS", self.scheme.waits, "position")
         for read in self.scheme.reads:
             if not read.by_run:
                 lines += self._find(read, "position")
@@ -314,37 +277,7 @@ class _Writer:
         """Points ``<pointer>_here`` to where the operand's data is."""
         stem = read.pointer.removesuffix("_ptr")
         name = f"{read.pointer}_here"
-        return self._place_of(name, stem, read.spots, f"READ_{stem.upper()}", read.where, row)
-
-    def _place_of(
-        self,
-        name: str,
-        stem: str,
-        spots: Sequence[Spot],
-        label: str,
-        where: Columns,
-        row: str,
-    ) -> list[str]:
-        """Points ``name`` to the spot that a row of the table names."""
-        spot, rank, shift = (self.entry(label, where, row, c) for c in range(3))
-        lines = []
-        if len(spots) > 1:
-            lines.append(f"{stem}_spot = {spot}")
-        if any(one.peer for one in spots):
-            lines.append(f"{stem}_rank = {rank}")
-        found = self._pointer(spots, f"{stem}_spot", f"{stem}_rank")
-        if shift == "0":
-            return [*lines, f"{name} = {found}"]
-        return [*lines, f"{stem}_shift = {shift}", f"{name} = {found} + {stem}_shift"]
-
-    def _pointer(self, spots: Sequence[Spot], spot: str, rank: str) -> str:
-        """An expression for the array of a spot that a table names."""
-        found = [self._far(s.array, rank) if s.peer else s.array for s in spots]
-        expression = found[0]
-        for number, other in enumerate(found[1:], 1):
-            chosen = spot if len(found) == 2 else f"{spot} == {number}"
-            expression = f"sync.pick({chosen}, {other}, {expression})"
-        return expression
+        return self.say.place(name, stem, read.spots, f"READ_{stem.upper()}", read.where, row)
 
     def _tile_body(self) -> list[str]:
         source, names = self.source, self._names()
@@ -378,27 +311,7 @@ class _Writer:
         return min(mark for mark in marks if mark > at)
 
     def _tile_end(self) -> list[str]:
-        return self._signal("SIGNALS", self.scheme.signals, "position")
-
-    def _wait(self, name: str, lists: Lists | None, point: str) -> list[str]:
-        if lists is None:
-            return []
-        starts, rows = self.lists(name, lists)
-        return [f"sync.wait_all(table_ptr, own_counters, {point}, {starts}, {rows})", *self._fence]
-
-    @property
-    def _fence(self) -> list[str]:
-        """What a wait is followed by where the copy unit loads."""
-        calls = [n for n in ast.walk(self.source.function) if isinstance(n, ast.Call)]
-        described = any(ast.unparse(n.func) == "tl.make_tensor_descriptor" for n in calls)
-        return ["sync.fence()"] if described else []
-
-    def _signal(self, name: str, lists: Lists | None, point: str) -> list[str]:
-        if lists is None:
-            return []
-        starts, rows = self.lists(name, lists)
-        first = f"table_ptr, counters_ptr, peers_ptr, {point}, {starts}, {rows}"
-        return [f"sync.signal_all({first}, SLOTS, RANKS, FOLDED)"]
+        return self.say.signal("SIGNALS", self.scheme.signals, "position")
 
     # --- the reduction loop --------------------------------------------------------------------
 
@@ -409,12 +322,12 @@ class _Writer:
         loop = reduction.loop
         before = [s for s in before if s not in self.source.dispatch.inside]
         inner = []
-        count = self.constant("RUNS", runs.count)
+        count = self.say.constant("RUNS", runs.count)
         if runs.waits is not None:
-            starts, rows = self.lists("RUN_WAITS", runs.waits)
+            starts, rows = self.say.lists("RUN_WAITS", runs.waits)
             given = f"table_ptr, own_counters, position, run, {starts}, {rows}"
-            inner += [f"sync.wait_run({given})", *self._fence]
-        first, last = (self.entry("RUN_BOUNDS", runs.bounds, "run", c) for c in (0, 1))
+            inner += [f"sync.wait_run({given})", *self.say.fence]
+        first, last = (self.say.entry("RUN_BOUNDS", runs.bounds, "run", c) for c in (0, 1))
         inner += [f"run_first = {first}", f"run_last = {last}"]
         lines, moved = [], dict(names)
         shifts: dict[str, str] = {}
@@ -476,7 +389,7 @@ class _Writer:
         """Partial results are added, then the tile is stored at every place it goes."""
         region, write = self.source.epilogue, self.scheme.write
         assert region is not None
-        lines = self._wait("EPILOGUE_WAITS", self.scheme.epilogue_waits, "position")
+        lines = self.say.wait("EPILOGUE_WAITS", self.scheme.epilogue_waits, "position")
         lines += self._addends(names)
         if write is None:
             return lines + self.text.statements(region.inside, names)
@@ -487,7 +400,7 @@ class _Writer:
         fresh = [f"{again[name]} = {names.get(name, name)}" for name in changed]
         given = names | again | {write.pointer: here}
         body = [*fresh, *self.text.statements(region.inside, given)]
-        starts, _ = self.lists("STORES", write.where)
+        starts, _ = self.say.lists("STORES", write.where)
         row = f"tl.load(table_ptr + {starts} + position)"
         if write.single:
             return [*lines, f"place = {row}", *self._store_place(here, "place"), *body]
@@ -505,7 +418,7 @@ class _Writer:
         write = self.scheme.write
         assert write is not None
         stem = write.pointer.removesuffix("_ptr")
-        return self._place_of(here, stem, write.spots, "STORES_ROWS", write.where.rows, row)
+        return self.say.place(here, stem, write.spots, "STORES_ROWS", write.where.rows, row)
 
     def _addends(self, names: dict[str, str]) -> list[str]:
         """The loop that adds partial results to the accumulator, with the store's own addresses."""
@@ -539,8 +452,8 @@ class _Writer:
         )
         given = f"{where[0]}, mask={mask[0]}, other=0.0" if mask else where[0]
         accumulator = names.get(self.source.accumulator, self.source.accumulator)
-        starts, _ = self.lists("ADDENDS", addends.where)
-        shift = self.entry("ADDENDS_ROWS", addends.where.rows, "addend", 0)
+        starts, _ = self.say.lists("ADDENDS", addends.where)
+        shift = self.say.entry("ADDENDS_ROWS", addends.where.rows, "addend", 0)
         bounds = (
             f"tl.load(table_ptr + {starts} + position), "
             f"tl.load(table_ptr + {starts} + position + 1)"

@@ -20,8 +20,14 @@ from tests.check.small_plans import halves, random_values, relay
 
 CASES = int(os.environ.get("SYNCOPATE_CHECK_CASES", "2000"))
 """Random plans, and as many random faults; raise it for a longer search."""
-BATCH = 100
-BATCHES = range(0, CASES, BATCH)
+BATCH, QUICK = 100, 600
+each_batch = pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(start, marks=[pytest.mark.slow] if start >= QUICK else [])
+        for start in range(0, CASES, BATCH)
+    ],
+)
 
 
 def test_check_raises_all_findings_at_once() -> None:
@@ -37,7 +43,7 @@ def right(plan: Plan, seed: int | None) -> bool:
     return all(np.array_equal(one.found, one.expected) for one in outcomes)
 
 
-@pytest.mark.parametrize("start", BATCHES)
+@each_batch
 def test_valid_plans_verify_and_are_right_in_any_order(start: int) -> None:
     for seed in range(start, start + BATCH):
         plan = random_plan(seed)
@@ -46,7 +52,7 @@ def test_valid_plans_verify_and_are_right_in_any_order(start: int) -> None:
             assert right(plan, order), f"random_plan({seed}) in order {order}"
 
 
-@pytest.mark.parametrize("start", BATCHES)
+@each_batch
 def test_faults_that_can_show_are_found(start: int) -> None:
     """A faulty plan in which nothing is found is right in every order that is tried."""
     for seed in range(start, start + BATCH):
@@ -108,7 +114,7 @@ def scrambled(rng: random.Random) -> Plan:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("start", BATCHES)
+@each_batch
 def test_any_columns_give_findings_and_nothing_else(start: int) -> None:
     for seed in range(start, start + BATCH):
         plan = scrambled(random.Random(seed))

@@ -22,14 +22,14 @@ from tests.ops import cases
 from tests.ops.cases import BY_NAME, CASES, Case
 
 EPS = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
-RANKS = (1, 2, 3, 4, 6, 8)
+RANKS = (1, 3, 8, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 4, 6)))
 RAGGED = {"m": 2, "n": 2}
 """Tiles that do not divide the 3 rows and columns a rank has in ``small``."""
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 
-TWINS = ("gather_x_k", "gather_w_n", "scatter_n")
-"""Variants that differ from another in little but the letters."""
+TWINS = ("gather_x_k", "gather_w_k", "gather_w_n", "scatter_n")
+"""Variants that differ from another, or from one of its gradients, in little but the letters."""
 
 
 def small(ranks: int, dtype: str = "float32") -> Any:
@@ -66,7 +66,7 @@ def test_unfused_equals_float64(case: Case, ranks: int) -> None:
     cases.assert_near(found, cases.exact(x, w, ct), 16 * EPS["float32"])
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @each_case
 def test_unfused_in_narrow_types(case: Case, dtype: str) -> None:
     x, w, ct = cases.operands(1, 129, 96, 576, dtype)
