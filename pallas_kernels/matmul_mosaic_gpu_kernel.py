@@ -8,7 +8,7 @@ before. ``compute_tiles`` is called inside a Mosaic GPU kernel and is handed its
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -413,34 +413,21 @@ class _Worker:
             self.signal(tile)
 
     def compute_tile_overlapped(self, tile: tile_loop.Tile, state: Any, wg: jax.Array) -> Any:
-        """One tile, during whose first k steps the tile before it is stored."""
+        """One tile, beside whose products the tile before it is stored."""
         tile = self.cta_tile(tile)
         slot, pending, before, parts = state
         before = tile_loop.Tile(*before)
-        at = self.store_steps
-        # The stores are complete well before the signal: then it waits for nothing.
-        signal_at = self.signal_step if self.loop.after_tile is not None else len(at)
-
-        def store(index: int) -> None:
-            self.store_part(before, index, parts[index], wg, only_if=pending)
 
         def scope(acc: Any) -> Any:
+            addends: list[jax.Array] = []
             end, done = slot, 0
-            for index, k in enumerate(at):
+            for k, do in self.beside_products(before, parts, pending, tile, addends, wg):
                 end = self.multiply(acc, done, k, end, wg)
-                end = self.multiply_step(acc, k, end, wg, beside=functools.partial(store, index))
+                if k < self.k_steps:
+                    end = self.multiply_step(acc, k, end, wg, beside=do)
+                else:
+                    do()
                 done = k + 1
-            for index in range(len(at), len(self.subtiles)):
-                store(index)
-            if self.loop.after_tile is not None:
-                end = self.multiply(acc, done, signal_at, end, wg)
-                done = signal_at
-                pl.when(pending)(lambda: self.signal(before))
-            addends: tuple[jax.Array, ...] | None = None
-            if self.operands.addends_ahead:
-                end = self.multiply(acc, done, self.addend_step, end, wg)
-                done = max(done, self.addend_step)
-                addends = self.read_addends(tile, wg)
             end = self.multiply(acc, done, self.k_steps, end, wg)
             value = self.finish_product(acc, tile, end)
             rounded = [
@@ -451,6 +438,27 @@ class _Worker:
         end, rounded = pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
         return end, jnp.bool_(True), (tile.step, tile.m, tile.n, tile.chunk), rounded
 
+    def beside_products(
+        self,
+        before: tile_loop.Tile,
+        parts: Sequence[jax.Array],
+        pending: jax.Array,
+        tile: tile_loop.Tile,
+        addends: list[jax.Array],
+        wg: jax.Array,
+    ) -> Iterator[tuple[int, Callable[[], None]]]:
+        """What is done beside a tile's products, and beside which k step; or after the last.
+
+        The tile before, if it is ``pending``, is stored and then signalled, and the tile's own
+        addends are read into ``addends``. All of it waits for memory while the tensor cores work.
+        """
+        for index, k in enumerate(self.store_steps):
+            yield k, functools.partial(self.store_part, before, index, parts[index], wg, pending)
+        if self.loop.after_tile is not None:
+            yield self.signal_step, lambda: pl.when(pending)(lambda: self.signal(before))
+        if self.operands.addends_ahead:
+            yield self.addend_step, lambda: addends.extend(self.read_addends(tile, wg))
+
     @property
     def store_steps(self) -> list[int]:
         """The k steps beside which the tile before is stored, one output store each.
@@ -460,17 +468,19 @@ class _Worker:
         """
         count = min(len(self.subtiles), self.k_steps)
         span = self.signal_step if self.loop.after_tile is not None else count
-        return [index * span // count for index in range(count)] if span >= count else []
+        late = len(self.subtiles) - count
+        return [*(index * span // count for index in range(count)), *[self.k_steps] * late]
 
     @property
     def signal_step(self) -> int:
-        """The k step before which the stores of the tile before are complete and signalled."""
+        """The k step beside which the tile before is signalled: its stores are long complete."""
         return max(3 * self.k_steps // 4, min(len(self.subtiles), self.k_steps))
 
     @property
     def addend_step(self) -> int:
-        """The k step before which addends are read: late, as peers may be late, but hidden."""
-        return max(self.k_steps - ADDEND_STEPS, 0)
+        """The k step beside which addends are read: late, as peers may be late, but hidden."""
+        last = self.store_steps[-1] if self.loop.after_tile is None else self.signal_step
+        return max(self.k_steps - ADDEND_STEPS, last + 1)
 
     def multiply(self, acc: Any, begin: int, end: int, slot: jax.Array, wg: jax.Array) -> jax.Array:
         """K steps ``begin`` to ``end``; returns the slot after the last."""
@@ -579,13 +589,13 @@ class _Worker:
         index: int,
         value: jax.Array,
         wg: jax.Array,
-        addends: tuple[jax.Array, ...] | None = None,
+        addends: Sequence[jax.Array] = (),
     ) -> jax.Array:
         """One output store's values: addends and transform in float32, then one rounding."""
         row, column = self.subtiles[index]
         part = value[row : row + WGMMA_ROWS, column : column + self.store_columns]
         load = self.on_part(functools.partial(self.load_addend, wg=wg), index, wg)
-        if addends is not None:
+        if addends:
             part += addends[index].astype(jnp.float32)
         elif self.operands.addends is not None:
             count, addend_at = self.operands.addends(tile)

@@ -387,23 +387,28 @@ def test_default_config_avoids_what_does_not_suit():
 
 
 @pytest.mark.parametrize(
-    ("k_steps", "signals", "steps", "signal_step"),
+    ("k_steps", "signals", "stores", "signal", "addends"),
     [
-        (112, False, [0, 1, 2, 3], None),  # at once: nobody shares the memory's bus
-        (112, True, [0, 21, 42, 63], 84),
-        (5, True, [0, 1, 2, 3], 4),
-        (3, True, [0, 1, 2], 3),  # the fourth store is left for after the product
+        (112, False, [0, 1, 2, 3], None, 106),  # at once: nobody shares the memory's bus
+        (112, True, [0, 21, 42, 63], 84, 106),
+        (16, True, [0, 3, 6, 9], 12, 13),
+        (5, True, [0, 1, 2, 3], 4, 5),
+        (3, True, [0, 1, 2, 3], 3, 4),  # what finds no step is left for after the product
     ],
 )
-def test_stores_that_are_signalled_are_spread_over_the_next_tile(
-    k_steps: int, signals: bool, steps: list[int], signal_step: int | None
+def test_what_waits_for_memory_is_spread_over_the_next_tile(
+    k_steps: int, signals: bool, stores: list[int], signal: int | None, addends: int
 ) -> None:
+    """A step hides one thing at a time."""
     x, w, y = (jax.ShapeDtypeStruct((128, 256), jnp.bfloat16) for _ in range(3))
-    operands = body.Operands(x, w, y, k_steps=k_steps)
+    operands = body.Operands(x, w, y, k_steps=k_steps, addends_ahead=True)
     loop = tile_loop.TileLoop(
         tile_loop.NaturalOrder((1, 1)), jnp.int32(0), 1, after_tile=print if signals else None
     )
-    worker = body._Worker(operands, MatmulConfig(), loop, *[None] * 8)
-    assert worker.store_steps == steps
-    if signal_step is not None:
-        assert worker.signal_step == signal_step
+    worker = body._Worker(operands, MatmulConfig(), loop, None, *[None] * 7)
+    tile = tile_loop.Tile(*[jnp.int32(0)] * 4)
+    parts = [jnp.zeros(())] * len(stores)
+    found = worker.beside_products(tile, parts, jnp.bool_(True), tile, [], jnp.int32(0))
+    steps = [k for k, _ in found]
+    assert steps == [*stores, *([] if signal is None else [signal]), addends]
+    assert len({k for k in steps if k < k_steps}) == sum(k < k_steps for k in steps)
