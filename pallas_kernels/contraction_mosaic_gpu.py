@@ -22,8 +22,12 @@ from syncopate_jax.errors import InputError
 from syncopate_jax.kernel.local import PallasKernel, block_shape
 from syncopate_jax.kernel.loop import Places, Use
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_kernel, matmul_tpu
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import WGMMA_ROWS, MatmulConfig
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_kernel import Operands
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
+    CLUSTER_AXES,
+    WGMMA_ROWS,
+    MatmulConfig,
+)
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands, memory_limits
 from syncopate_jax.pallas_kernels.tile_loop_mosaic_gpu import Tile, TileLoop
 
 COPY_BYTES = 16  # the TMA unit's unit of length and alignment
@@ -184,7 +188,7 @@ def _limits(
             )
     x, w = (jax.ShapeDtypeStruct(shapes[name], jnp.dtype(dtype)) for name in (body.x, body.w))
     operands = Operands(x, w, None, x_transposed=body.x_transposed, w_transposed=body.w_transposed)
-    yield from matmul_mosaic_gpu_kernel.limits(operands, config)
+    yield from memory_limits(operands, config)
 
 
 def _matrix_shape(groups: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, int]:
@@ -204,7 +208,7 @@ class ContractionLoop:
 
     Attributes:
       x, w: the operand whose rows are the result's, and the one whose columns are.
-      x_transposed, w_transposed: as in ``matmul_mosaic_gpu_kernel.Operands``.
+      x_transposed, w_transposed: as in ``matmul_mosaic_gpu_operands.Operands``.
       lead: grid axes of the result that are walked one index at a time.
       row_axis, column_axis: grid axes of the result's rows and columns.
       limits: what the tensor cores and the copy unit cannot do of it, in words.
@@ -241,7 +245,7 @@ class ContractionLoop:
             "num_threads": self.warpgroups,
             "thread_name": matmul_mosaic_gpu_kernel.WARPGROUP_AXIS,
             "cluster": (1, 1),
-            "cluster_names": matmul_mosaic_gpu_kernel.CLUSTER_AXES,
+            "cluster_names": CLUSTER_AXES,
         }
 
     def unsupported_reason(self, kernel: PallasKernel) -> str | None:

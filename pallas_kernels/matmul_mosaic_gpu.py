@@ -17,12 +17,18 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_kernel as body
 from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import Limits, MatmulConfig, ranked
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
+    CLUSTER_AXES,
+    Limits,
+    MatmulConfig,
+    ranked,
+)
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands, memory_limits
 
 TMA_BYTES = 16  # the TMA unit's unit of strides and clipping
 
 
-def unsupported_reason(operands: body.Operands, config: MatmulConfig, limits: Limits) -> str | None:
+def unsupported_reason(operands: Operands, config: MatmulConfig, limits: Limits) -> str | None:
     """Why this kernel cannot compute this product with this config on this device, or None."""
     x, w, y, addend = operands.x, operands.w, operands.y, operands.addend
     if x.dtype != w.dtype or x.dtype not in (jnp.bfloat16, jnp.float16):
@@ -45,10 +51,10 @@ def unsupported_reason(operands: body.Operands, config: MatmulConfig, limits: Li
                 f"{name} has rows of {array.shape[1]} elements of {array.dtype}; "
                 f"they must be a multiple of {TMA_BYTES} bytes"
             )
-    return "; ".join(body.limits(operands, config)) or None
+    return "; ".join(memory_limits(operands, config)) or None
 
 
-def _check_shapes(operands: body.Operands) -> None:
+def _check_shapes(operands: Operands) -> None:
     x, w, addend = operands.x, operands.w, operands.addend
     m, k, n = operands.mkn
     other_k = w.shape[1 if operands.w_transposed else 0]
@@ -63,7 +69,7 @@ def _check_shapes(operands: body.Operands) -> None:
         )
 
 
-def pick_config(operands: body.Operands, limits: Limits, device_kind: str = "") -> MatmulConfig:
+def pick_config(operands: Operands, limits: Limits, device_kind: str = "") -> MatmulConfig:
     """The best config that suits a product: tuned for the device, or a guess.
 
     Raises:
@@ -129,7 +135,7 @@ def matmul(
     limits = Limits.of(device, sms=num_sms, shared_memory=shared_memory)
     m, n = x.shape[1 if x_transposed else 0], w.shape[0 if w_transposed else 1]
     out = jax.ShapeDtypeStruct((m, n), out_dtype or x.dtype)
-    operands = body.Operands(x, w, out, addend, x_transposed, w_transposed)
+    operands = Operands(x, w, out, addend, x_transposed, w_transposed)
     _check_shapes(operands)
     if config is None:
         config = pick_config(operands, limits, device.device_kind)
@@ -173,9 +179,7 @@ def matmul(
             workers,
             before_tile=wait if "flags" in named else None,
         )
-        refs_of = body.Operands(
-            x_ref, w_ref, y_ref, named.get("addend"), x_transposed, w_transposed
-        )
+        refs_of = Operands(x_ref, w_ref, y_ref, named.get("addend"), x_transposed, w_transposed)
         body.compute_tiles(refs_of, config, loop, transform=transform, flat_views=not interpret)
 
     return plgpu.kernel(
@@ -184,7 +188,7 @@ def matmul(
         grid=(workers,),
         grid_names=(body.CTA_AXIS,),
         cluster=(config.cluster_m, config.cluster_n),
-        cluster_names=body.CLUSTER_AXES,
+        cluster_names=CLUSTER_AXES,
         num_threads=config.warpgroups + 1,
         thread_name=body.WARPGROUP_AXIS,
         # Safe: no warpgroup reads shared memory that it wrote, but where commit_smem fences.

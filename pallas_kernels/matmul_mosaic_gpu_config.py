@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from syncopate_jax.errors import InputError, UnsupportedError
 
+CLUSTER_AXES = ("cluster_m", "cluster_n")  # names of a launch's axes of CTAs
 TUNED_FILE = "matmul_mosaic_gpu_configs.json"
 SWIZZLE_BYTES = 128  # the widest TMA swizzle
 STORE_COLUMNS = (16, 32, 64)  # of 2 bytes: one swizzle of 32, 64 or 128 bytes

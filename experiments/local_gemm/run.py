@@ -22,7 +22,7 @@ from experiments.common import check, results, shapes, timing
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu as kernel
 from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import Limits, MatmulConfig
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_kernel import Operands
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands
 
 CHUNKS = (4, 8, 16)
 TINY = (shapes.Gemm("tiny/even", 512, 128, 256), shapes.Gemm("tiny/ragged", 512, 144, 208))

@@ -12,7 +12,8 @@ from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu as kernel
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_kernel as body
 from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import Limits, MatmulConfig
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import CLUSTER_AXES, Limits, MatmulConfig
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands
 
 H200 = Limits(sms=132, shared_memory=232448)
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
@@ -135,7 +136,7 @@ def run_with_hooks(config, hooks, logs):
         order = tile_loop.NaturalOrder(TILES, config.group, config.minor)
         loop = tile_loop.TileLoop(order, lax.axis_index(body.CTA_AXIS), 1)
         loop = dataclasses.replace(loop, **hooks(x_ref, y_ref, *log_refs))
-        operands_of = body.Operands(x_ref, w_ref, y_ref)
+        operands_of = Operands(x_ref, w_ref, y_ref)
         body.compute_tiles(operands_of, config, loop, flat_views=False)
 
     found = plgpu.kernel(
@@ -144,7 +145,7 @@ def run_with_hooks(config, hooks, logs):
         grid=(1,),
         grid_names=(body.CTA_AXIS,),
         cluster=(1, 1),
-        cluster_names=body.CLUSTER_AXES,
+        cluster_names=CLUSTER_AXES,
         num_threads=3,
         thread_name=body.WARPGROUP_AXIS,
         interpret=plgpu.InterpretGPUParams(),
@@ -260,7 +261,7 @@ def test_signal_after_a_tile_lowers_for_the_gpu():
             132,
             after_tile=lambda tile: tile_loop.signal_flag(flags_ref, tile.m, 1),
         )
-        body.compute_tiles(body.Operands(x_ref, w_ref, y_ref), BASE, loop)
+        body.compute_tiles(Operands(x_ref, w_ref, y_ref), BASE, loop)
 
     function = plgpu.kernel(
         kernel_body,
@@ -268,7 +269,7 @@ def test_signal_after_a_tile_lowers_for_the_gpu():
         grid=(132,),
         grid_names=(body.CTA_AXIS,),
         cluster=(1, 1),
-        cluster_names=body.CLUSTER_AXES,
+        cluster_names=CLUSTER_AXES,
         num_threads=3,
         thread_name=body.WARPGROUP_AXIS,
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
@@ -364,7 +365,7 @@ def test_refusal_says_what_was_found_and_needed(name):
 
 def test_shared_memory_over_the_limit_is_a_reason():
     x = jax.ShapeDtypeStruct((64, 64), BF16)
-    reason = kernel.unsupported_reason(body.Operands(x, x, x), BASE, Limits(132, 100_000))
+    reason = kernel.unsupported_reason(Operands(x, x, x), BASE, Limits(132, 100_000))
     assert reason is not None
     assert "takes 230400 bytes of shared memory and a block has 100000" in reason
 
@@ -375,35 +376,40 @@ def test_no_config_suits_names_each_reason():
     with pytest.raises(
         UnsupportedError, match=r"no config suits; .*128x256: .*\(64, 72\)"
     ) as caught:
-        kernel.pick_config(body.Operands(x, w, y), H200)
+        kernel.pick_config(Operands(x, w, y), H200)
     assert str(caught.value).count("need a multiple of 32 bytes") == 5
 
 
 def test_default_config_avoids_what_does_not_suit():
     """The tile whose swizzle is narrower could not clip this K."""
     x, w, y = (jax.ShapeDtypeStruct(s, BF16) for s in ((8192, 3688), (3688, 3584), (8192, 3584)))
-    config = kernel.pick_config(body.Operands(x, w, y), H200)
+    config = kernel.pick_config(Operands(x, w, y), H200)
     assert config.tile_n % 64 == 0
 
 
 @pytest.mark.parametrize(
-    ("k_steps", "signals", "steps", "signal_step"),
+    ("k_steps", "signals", "stores", "signal", "addends"),
     [
-        (112, False, [0, 1, 2, 3], None),  # at once: nobody shares the memory's bus
-        (112, True, [0, 21, 42, 63], 84),
-        (5, True, [0, 1, 2, 3], 4),
-        (3, True, [0, 1, 2], 3),  # the fourth store is left for after the product
+        (112, False, [0, 1, 2, 3], None, 106),  # at once: nobody shares the memory's bus
+        (112, True, [0, 21, 42, 63], 84, 106),
+        (16, True, [0, 3, 6, 9], 12, 13),
+        (5, True, [0, 1, 2, 3], 4, 5),
+        (3, True, [0, 1, 2, 3], 3, 4),  # what finds no step is left for after the product
     ],
 )
-def test_stores_that_are_signalled_are_spread_over_the_next_tile(
-    k_steps: int, signals: bool, steps: list[int], signal_step: int | None
+def test_what_waits_for_memory_is_spread_over_the_next_tile(
+    k_steps: int, signals: bool, stores: list[int], signal: int | None, addends: int
 ) -> None:
+    """A step hides one thing at a time."""
     x, w, y = (jax.ShapeDtypeStruct((128, 256), jnp.bfloat16) for _ in range(3))
-    operands = body.Operands(x, w, y, k_steps=k_steps)
+    operands = Operands(x, w, y, k_steps=k_steps, addends_ahead=True)
     loop = tile_loop.TileLoop(
         tile_loop.NaturalOrder((1, 1)), jnp.int32(0), 1, after_tile=print if signals else None
     )
-    worker = body._Worker(operands, MatmulConfig(), loop, *[None] * 8)
-    assert worker.store_steps == steps
-    if signal_step is not None:
-        assert worker.signal_step == signal_step
+    worker = body._Worker(operands, MatmulConfig(), loop, None, *[None] * 7)
+    tile = tile_loop.Tile(*[jnp.int32(0)] * 4)
+    parts = [jnp.zeros(())] * len(stores)
+    found = worker.beside_products(tile, parts, jnp.bool_(True), tile, [], jnp.int32(0))
+    steps = [k for k, _ in found]
+    assert steps == [*stores, *([] if signal is None else [signal]), addends]
+    assert len({k for k in steps if k < k_steps}) == sum(k < k_steps for k in steps)

@@ -11,7 +11,7 @@ from experiments.common import shapes
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu as kernel
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_config as configs
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_kernel import Operands
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands
 
 H200 = configs.Limits(sms=132, shared_memory=232448)
 BF16, F32 = jnp.bfloat16, jnp.float32
