@@ -23,7 +23,7 @@ from syncopate_jax.synthesis.assemble import (
     run_backwards,
     summing,
 )
-from syncopate_jax.synthesis.chain import chain_links
+from syncopate_jax.synthesis.chain import Chains, send_along
 from syncopate_jax.synthesis.dispatch import Blocks, deliver
 from syncopate_jax.synthesis.matching import Sends, Style, spread
 from syncopate_jax.synthesis.request import Request
@@ -87,13 +87,19 @@ def _bytes(request: Request, chunks: Chunks) -> list[int]:
 
 def _gather(request: Request, pieces: int, style: Style) -> Draft:
     chunks = _shard_chunks(request, pieces)
-    size = _bytes(request, chunks)
+    style = replace(style, pull=request.pull)
+    sends = spread(request.network, chunks.owner.tolist(), _bytes(request, chunks), style)
+    return _gathered(request, pieces, chunks, sends)
+
+
+def chained(request: Request, pieces: int, chains: Chains) -> Draft:
+    """The attempt at a broadcast whose pieces go along ``chains``."""
+    chunks = _shard_chunks(request, pieces)
+    return _gathered(request, pieces, chunks, send_along(chains, _bytes(request, chunks)))
+
+
+def _gathered(request: Request, pieces: int, chunks: Chunks, sends: Sends) -> Draft:
     net, pull = request.network, request.pull
-    links = chain_links(net, request.root) if style.chain else None
-    used = net if links is None else net.only(links)
-    sends = spread(used, chunks.owner.tolist(), size, replace(style, pull=pull))
-    if links is not None:
-        sends = replace(sends, link=links[sends.link])
 
     def build() -> Plan:
         made = gathering(net, sends, chunks, pull=pull, produced=request.produced)

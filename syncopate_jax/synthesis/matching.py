@@ -37,13 +37,11 @@ class Style:
       seed: of random ties; None: the own chunk first, peers in rotation.
       deadline: seconds by which a slow link must have delivered what its receiver's cluster has.
       pull: the receiver's queue issues a transfer, not the sender's.
-      chain: a broadcast goes along one chain of ranks, if there is one.
     """
 
     seed: int | None = None
     deadline: float = float("inf")
     pull: bool = False
-    chain: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,23 +15,27 @@ from syncopate_jax.ir.arguments import integer
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.synthesis.bound import Bound
-from syncopate_jax.synthesis.draft import Draft, draft, one_shot_draft
+from syncopate_jax.synthesis.chain import best_pieces, find_chains
+from syncopate_jax.synthesis.draft import Draft, chained, draft, one_shot_draft
 from syncopate_jax.synthesis.known import known_plans
 from syncopate_jax.synthesis.matching import Style
 from syncopate_jax.synthesis.request import Request, make_request
 
 # Chunks a shard that are tried, as long as attempts get better with more of them.
 _PIECES = (1, 2, 4, 8, 16)
-# One tensor for all is cut finely, so that many ranks pass it on at once.
-_BROADCAST_PIECES = (1, 32, 256, 512)
 # Transfers of all attempts together beyond which no further one is begun.
-_BUDGET, _BROADCAST_BUDGET = 60_000, 120_000
+_BUDGET = 60_000
+# Transfers of one attempt at a broadcast, up to 64 ranks and beyond: matched, and along chains.
+_MATCHED, _CHAINED = {True: 40_000, False: 140_000}, {True: 150_000, False: 600_000}
+# Ranks one after the other through which a matched broadcast's pieces go, as far as their best
+# number tells.
+_DEPTH = 16
 # An attempt this near the bound needs no better one.
 _NEAR = 1.01
 # Attempts that are simulated, if they are small, or anyway.
 _FINAL, _SMALL = {True: 4, False: 2}, 4000
-# Ranks up to which templates are simulated too.
-_KNOWN = 64
+# Ranks up to which time is short, and templates are simulated too.
+_FEW = 64
 # Deadlines that slow links are given, as multiples of the bound.
 _DEADLINES = (1.0, 1.05, math.inf)
 
@@ -113,8 +117,10 @@ def _best(
     request: Request, counts: tuple[int, ...] | None, tries: int, seed: int, one_shot: bool
 ) -> Plan:
     least = request.bound().seconds
-    usual = _BROADCAST_PIECES if request.kind == "broadcast" else _PIECES
-    found = list(_attempts(request, counts or usual, tries, seed, least))
+    if request.kind == "broadcast":
+        found = list(_broadcasts(request, counts, tries, seed, least))
+    else:
+        found = list(_attempts(request, counts or _PIECES, tries, seed, least))
     if request.kind == "all_reduce" and counts is None and one_shot:
         small = one_shot_draft(request, min(one.seconds for one in found))
         found += [] if small is None else [small]
@@ -122,7 +128,7 @@ def _best(
     plans = [
         build() for one in found[: _FINAL[found[0].transfers < _SMALL]] for build in one.builds
     ]
-    if counts is None and len(request.members) <= _KNOWN and found[0].seconds > _NEAR * least:
+    if counts is None and len(request.members) <= _FEW and found[0].seconds > _NEAR * least:
         plans += known_plans(request)
     if len(plans) == 1:
         return plans[0]
@@ -134,8 +140,6 @@ def _attempts(
 ) -> Iterator[Draft]:
     """Attempts with more and more pieces, until these do not pay or the budget is spent."""
     best, spent, worse = math.inf, 0, 0
-    # A broadcast's numbers of pieces lie far apart, so one that does not pay is enough.
-    budget, most = (_BROADCAST_BUDGET, 1) if request.kind == "broadcast" else (_BUDGET, 2)
     for pieces in counts:
         fastest = math.inf
         for style in _styles(request, tries, seed, least):
@@ -143,21 +147,50 @@ def _attempts(
             yield one
             fastest = min(fastest, one.seconds)
             spent += one.transfers
-            if fastest <= _NEAR * least or spent > budget:
+            if fastest <= _NEAR * least or spent > _BUDGET:
                 break
         worse = worse + 1 if fastest >= best else 0
         best = min(best, fastest)
-        if worse == most or best <= _NEAR * least or spent * 2 > budget:
+        if worse == 2 or best <= _NEAR * least or spent * 2 > _BUDGET:
             return
+
+
+def _broadcasts(
+    request: Request, counts: tuple[int, ...] | None, tries: int, seed: int, least: float
+) -> Iterator[Draft]:
+    """Attempts at a broadcast: along chains, then matched, and the best of these cut otherwise."""
+    net, few = request.network, len(request.members) <= _FEW
+    size = request.demand().sizes.sum()
+    chains = find_chains(net, request.root, request.pull)
+    if chains is not None and size:
+        most = max(_CHAINED[few] // chains.hops, 1)
+        yield chained(request, counts[0] if counts else best_pieces(chains, size, most), chains)
+    pieces = counts[0] if counts else _pieces(request, size, _MATCHED[few])
+    styles = list(_styles(request, (tries + 1) // 2, seed, least))
+    made = [(draft(request, pieces, style), style) for style in styles]
+    yield from (one for one, _ in made)
+    _, style = min(made, key=lambda pair: pair[0].seconds)
+    if counts is None and size:
+        yield from (draft(request, other, style) for other in (max(pieces // 2, 1), pieces * 2))
+
+
+def _pieces(request: Request, size: float, most: int) -> int:
+    """A power of two near the number of pieces that suits a broadcast, of at most ``most`` sends.
+
+    As of a chain of ``_DEPTH`` hops: more pieces cost overheads, fewer keep ranks waiting.
+    """
+    net = request.network
+    own = (net.dst if request.pull else net.src) == request.root
+    overhead, rate = net.overhead.max(initial=0.0), net.bandwidth[own].max(initial=0.0)
+    limit = most // max(len(request.members) - 1, 1)
+    best = math.sqrt(_DEPTH * size / rate / overhead) if overhead and rate else limit
+    return 1 << int(math.log2(min(max(best, 1.0), max(limit, 1))) + 0.5)
 
 
 def _styles(request: Request, tries: int, seed: int, least: float) -> Iterator[Style]:
     if request.kind == "all_to_all":
         yield from (Style(one) for one in (None, *range(seed, seed + tries)))
         return
-    if request.kind == "broadcast":
-        yield Style(chain=True)
-        tries = (tries + 1) // 2  # it has many pieces, so each attempt takes long
     slow = len(request.network.src) and request.network.levels().max() > 0
     for one in (None, *range(seed, seed + tries)):
         deadlines = _DEADLINES if slow else (math.inf,)
