@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil, sqrt
 
 import numpy as np
@@ -68,13 +69,13 @@ def find_chains(network: Network, root: int, pull: bool) -> Chains | None:
         at = min(ahead, key=order)
         path.append(at)
         left.discard(at)
-    there = np.array([ways[a][b][0] for a, b in zip(path, path[1:], strict=False)])
+    there = np.array([ways[a][b][0] for a, b in pairwise(path)])
     if not _room(network, there):
         return None
     queue = (network.dst if pull else network.src) * len(network.channels) + network.channel
-    back = []
+    back: list[int] = []
     turned = [root, *reversed(path[1:])]
-    for a, b in zip(turned, turned[1:], strict=False):
+    for a, b in pairwise(turned):
         free = [link for link in ways[a].get(b, ()) if queue[link] not in queue[there]]
         if not free or not _room(network, np.append(there, [*back, free[0]])):
             return Chains(network, (there,))
@@ -86,7 +87,9 @@ def _room(network: Network, links: Array) -> bool:
     """Whether ports carry all of ``links`` at once."""
     rate = network.bandwidth[links]
     return all(
-        np.all(np.bincount(ports[links], rate, len(network.capacity)) <= network.capacity * 1.000001)
+        np.all(
+            np.bincount(ports[links], rate, len(network.capacity)) <= network.capacity * 1.000001
+        )
         for ports in (network.egress, network.ingress)
     )
 

@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 
 from syncopate_jax.ir.chunk import Box
-from syncopate_jax.ir.comm import DEFAULT_CHANNEL, REDUCTIONS
 from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
 from syncopate_jax.ir.shards import cut_boxes
 from syncopate_jax.ir.transfers import Transfers, join_transfers
@@ -27,6 +26,13 @@ from syncopate_jax.synthesis.chain import Chains, send_along
 from syncopate_jax.synthesis.dispatch import Blocks, deliver
 from syncopate_jax.synthesis.matching import Sends, Style, spread
 from syncopate_jax.synthesis.request import Request
+from syncopate_jax.synthesis.result import (
+    all_reduced_plan,
+    finished_plan,
+    gathered_plan,
+    reduced_plan,
+    with_copies,
+)
 
 Array = np.ndarray
 
@@ -103,19 +109,7 @@ def _gathered(request: Request, pieces: int, chunks: Chunks, sends: Sends) -> Dr
 
     def build() -> Plan:
         made = gathering(net, sends, chunks, pull=pull, produced=request.produced)
-        boxes = request.shards.boxes()
-        heads = request.members if request.kind == "all_gather" else (request.root,)
-        return _plan(
-            request,
-            pieces,
-            (Tensor(request.tensor, request.shards.shape, request.dtype),),
-            [
-                Region(r, request.tensor, b, request.produced)
-                for r, b in zip(heads, boxes, strict=True)
-            ],
-            [Goal(r, request.tensor, request.shards.full) for r in request.members],
-            made,
-        )
+        return gathered_plan(request, pieces, made)
 
     return Draft(sends.seconds, len(sends.chunk), (build,))
 
@@ -125,13 +119,7 @@ def _reduce_scatter(request: Request, pieces: int, style: Style) -> Draft:
     sends = _merging(request, chunks, style)
 
     def build() -> Plan:
-        goals = [
-            Goal(r, request.tensor, box, ranks=request.members, reduce=_reduction(request))
-            for r, box in zip(request.members, request.shards.boxes(), strict=True)
-        ]
-        tensors = (Tensor(request.tensor, request.shards.shape, request.dtype, True),)
-        made = _reductions(request, sends, chunks)
-        return _plan(request, pieces, tensors, _partials(request), goals, made)
+        return reduced_plan(request, pieces, _reductions(request, sends, chunks))
 
     return Draft(sends.seconds, len(sends.chunk), (build,))
 
@@ -158,16 +146,6 @@ def _reductions(request: Request, sends: Sends, chunks: Chunks) -> Transfers:
     )
 
 
-def _reduction(request: Request) -> str:
-    return REDUCTIONS[request.reduce]
-
-
-def _partials(request: Request) -> list[Region]:
-    """Every member holds a partial result of the whole tensor."""
-    full, produced = request.shards.full, request.produced
-    return [Region(r, request.tensor, full, produced) for r in request.members]
-
-
 def _all_reduce(request: Request, pieces: int, style: Style) -> Draft:
     chunks = _shard_chunks(request, pieces)
     down = _merging(request, chunks, style)
@@ -179,7 +157,7 @@ def _all_reduce(request: Request, pieces: int, style: Style) -> Draft:
     )
 
     def build(manner: str) -> Plan:
-        channels, copying = _with_copies(request)
+        channels, copying = with_copies(request)
         made = summing(
             _reductions(request, down, chunks),
             keeping(chunks, copying, produced=request.produced),
@@ -190,7 +168,7 @@ def _all_reduce(request: Request, pieces: int, style: Style) -> Draft:
             np.where(up.parent < 0, up.chunk, -1),
             manner,
         )  # fmt: skip
-        return _all_reduced(request, pieces, made, channels)
+        return all_reduced_plan(request, pieces, made, channels)
 
     builds: list[Callable[[], Plan]] = [partial(build, "step")]
     into = np.bincount(down.chunk[down.parent < 0], minlength=len(chunks.owner))
@@ -199,20 +177,6 @@ def _all_reduce(request: Request, pieces: int, style: Style) -> Draft:
         builds += [partial(build, "early"), partial(build, "late")]
     transfers = len(down.chunk) + len(chunks.owner) + len(up.chunk)
     return Draft(down.seconds + up.seconds, transfers, tuple(builds))
-
-
-def _all_reduced(request: Request, pieces: int, made: Transfers, channels: tuple[str, ...]) -> Plan:
-    shape, full = request.shards.shape, request.shards.full
-    tensors = (
-        Tensor(request.tensor, shape, request.dtype, True),
-        Tensor(request.out, shape, request.dtype),
-    )
-    how = _reduction(request)
-    goals = [
-        Goal(r, request.out, full, request.tensor, ranks=request.members, reduce=how)
-        for r in request.members
-    ]
-    return _plan(request, pieces, tensors, _partials(request), goals, made, channels)
 
 
 def one_shot_draft(request: Request, limit: float) -> Draft | None:
@@ -238,7 +202,7 @@ def one_shot_draft(request: Request, limit: float) -> Draft | None:
     count = len(members)
 
     def build() -> Plan:
-        channels, copying = _with_copies(request)
+        channels, copying = with_copies(request)
         made = one_shot(
             net,
             replace(sends, chunk=place[sends.chunk]),
@@ -248,7 +212,7 @@ def one_shot_draft(request: Request, limit: float) -> Draft | None:
             copying=copying,
             produced=request.produced,
         )
-        return _all_reduced(request, 1, made, channels)
+        return all_reduced_plan(request, 1, made, channels)
 
     return Draft(sends.seconds, len(sends.chunk), (build,))
 
@@ -289,7 +253,7 @@ def _all_to_all(request: Request, pieces: int, style: Style) -> Draft:
     sends = _delivered(request, moving, target, style.seed)
 
     def build() -> Plan:
-        channels, copying = _with_copies(request) if stays.any() else (request.network.channels, 0)
+        channels, copying = with_copies(request) if stays.any() else (request.network.channels, 0)
         made, extent = exchanging(
             request.network, sends, moving, target, moving.lo + far[block[~stays]], axis,
             pull=request.pull, produced=request.produced,
@@ -311,7 +275,7 @@ def _all_to_all(request: Request, pieces: int, style: Style) -> Draft:
             Region(r, request.tensor, full.with_axis(axis, 0, total), request.produced)
             for r, total in zip(request.members, sent.sum(1).tolist(), strict=True)
         ]
-        return _plan(
+        return finished_plan(
             request, pieces, tuple(tensors), regions, goals, join_transfers(order), channels
         )
 
@@ -339,7 +303,7 @@ def _resharding(request: Request, pieces: int, style: Style) -> Draft:
             request.network, sends, chunks, pull=request.pull, produced=request.produced
         )
         boxes = zip(request.members, before.boxes(), strict=True)
-        return _plan(
+        return finished_plan(
             request,
             pieces,
             (Tensor(request.tensor, before.shape, request.dtype),),
@@ -363,31 +327,3 @@ def _delivered(request: Request, chunks: Chunks, target: Array, seed: int | None
     blocks = Blocks(chunks.owner[order], target[order], size[order])
     sends = deliver(request.network, blocks, request.pull)
     return replace(sends, chunk=order[sends.chunk])
-
-
-def _with_copies(request: Request) -> tuple[tuple[str, ...], int]:
-    """The plan's channels with the one for copies within a rank, and its index."""
-    name = request.network.copying_channel(request.where)
-    channels = tuple(dict.fromkeys((*request.network.channels, name)))
-    return channels, channels.index(name)
-
-
-def _plan(
-    request: Request,
-    pieces: int,
-    tensors: tuple[Tensor, ...],
-    initial: list[Region],
-    goals: list[Goal],
-    made: Transfers,
-    channels: tuple[str, ...] = (),
-) -> Plan:
-    return Plan(
-        name=request.where,
-        num_ranks=request.topology.num_ranks,
-        tensors=tensors,
-        initial=tuple(sorted(region for region in initial if region.box.size)),
-        goals=tuple(sorted(goal for goal in goals if goal.box.size)),
-        columns=made.columns(),
-        channels=channels or request.network.channels or (DEFAULT_CHANNEL,),
-        origins=(request.origin(pieces),),
-    )

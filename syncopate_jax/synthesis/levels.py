@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import permutations
-from math import prod
+from itertools import pairwise, permutations
+from math import inf, prod
 
 import numpy as np
 
@@ -108,15 +108,12 @@ def merged_gathers(network: Network, sizes: Array, pull: bool) -> Iterator[Merge
         if len(sides) > 1
         for order in (permutations(range(len(sides))) if several else [tuple(range(len(sides)))])
     ]
-    grids.sort(key=lambda grid: _estimate(network, best, sizes, grid))
-    made = 0
-    for grid in grids:
+    guesses = [(_estimate(network, best, sizes, grid), grid) for grid in grids]
+    guesses.sort(key=lambda pair: pair[0])
+    for _, grid in [pair for pair in guesses if pair[0] < inf][:_CLOSELY]:
         one = _gather(network, best, sizes, grid, pull)
         if one is not None:
             yield one
-            made += 1
-        if made == _CLOSELY:
-            return
 
 
 def _factors(count: int, most: int) -> Iterator[tuple[int, ...]]:
@@ -149,9 +146,9 @@ def _estimate(
     for step, axis in enumerate(grid.order):
         length, first = grid.runs(step)
         line = [network.members[one] for one in grid.lines(axis)[0]]
-        links = [best[pair] for pair in zip(line, line[1:], strict=False) if pair in best]
+        links = [best[pair] for pair in pairwise(line) if pair in best]
         if len(links) < len(line) - 1:
-            return float("inf")
+            return inf
         size = float(sizes.mean()) * length
         hold = float((network.overhead[links] + size / network.bandwidth[links]).max())
         hops = 1 if (line[0], line[len(line) // 2]) in best else len(line) // 2

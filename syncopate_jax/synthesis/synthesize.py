@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from syncopate_jax.check.simulate import simulate
 from syncopate_jax.ir.arguments import integer
 from syncopate_jax.ir.plan import Plan
@@ -19,6 +21,7 @@ from syncopate_jax.synthesis.chain import best_pieces, find_chains
 from syncopate_jax.synthesis.draft import Draft, chained, draft, one_shot_draft
 from syncopate_jax.synthesis.known import known_plans
 from syncopate_jax.synthesis.matching import Style
+from syncopate_jax.synthesis.merged import merged_drafts
 from syncopate_jax.synthesis.request import Request, make_request
 
 # Chunks a shard that are tried, as long as attempts get better with more of them.
@@ -32,8 +35,10 @@ _MATCHED, _CHAINED = {True: 40_000, False: 140_000}, {True: 150_000, False: 600_
 _DEPTH = 16
 # An attempt this near the bound needs no better one.
 _NEAR = 1.01
-# Attempts that are simulated, if they are small, or anyway.
-_FINAL, _SMALL = {True: 4, False: 2}, 4000
+# Beyond this, overheads count, and operations that carry several shards are tried.
+_FAR = 1.1
+# Attempts that are simulated: some anyway, and more of them if they are small.
+_FINAL, _SMALL = 2, 16_000
 # Ranks up to which time is short, and templates are simulated too.
 _FEW = 64
 # Deadlines that slow links are given, as multiples of the bound.
@@ -124,10 +129,12 @@ def _best(
     if request.kind == "all_reduce" and counts is None and one_shot:
         small = one_shot_draft(request, min(one.seconds for one in found))
         found += [] if small is None else [small]
+    if counts is None and min(one.seconds for one in found) > _FAR * least:
+        found += merged_drafts(request)
     found.sort(key=lambda one: one.seconds)
-    plans = [
-        build() for one in found[: _FINAL[found[0].transfers < _SMALL]] for build in one.builds
-    ]
+    before = np.cumsum([0, *(one.transfers for one in found)])
+    last = max(_FINAL, int(np.searchsorted(before, _SMALL)))
+    plans = [build() for one in found[:last] for build in one.builds]
     if counts is None and len(request.members) <= _FEW and found[0].seconds > _NEAR * least:
         plans += known_plans(request)
     if len(plans) == 1:
