@@ -8,10 +8,9 @@ from functools import partial
 
 import numpy as np
 
-from syncopate_jax.ir.chunk import Box
 from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
 from syncopate_jax.ir.shards import cut_boxes
-from syncopate_jax.ir.transfers import Transfers, join_transfers
+from syncopate_jax.ir.transfers import Transfers
 from syncopate_jax.synthesis.assemble import (
     Chunks,
     exchanging,
@@ -28,6 +27,8 @@ from syncopate_jax.synthesis.matching import Sends, Style, spread
 from syncopate_jax.synthesis.request import Request
 from syncopate_jax.synthesis.result import (
     all_reduced_plan,
+    block_boxes,
+    exchanged_plan,
     finished_plan,
     gathered_plan,
     reduced_plan,
@@ -35,9 +36,6 @@ from syncopate_jax.synthesis.result import (
 )
 
 Array = np.ndarray
-
-RELAY = "relay"
-"""The tensor in which blocks of an all-to-all rest on ranks that hand them on."""
 
 # Dependencies of an all-reduce beyond which its owners do not start from what they have added up.
 _MOST_DEPENDENCIES = 300_000
@@ -219,32 +217,13 @@ def one_shot_draft(request: Request, limit: float) -> Draft | None:
 
 def _all_to_all(request: Request, pieces: int, style: Style) -> Draft:
     """Between members, block d of member s becomes block s of member d."""
-    sent, members = request.sent, np.array(request.members)
-    shape, axis = request.shards.shape, request.shards.axis
-    place, into = (side.reshape(-1) for side in np.indices(sent.shape))
-    lo = np.zeros((*sent.shape, len(shape)), np.int64)
-    hi = np.broadcast_to(np.array(shape, np.int64), lo.shape).copy()
-    hi[..., axis] = np.cumsum(sent, axis=1)
-    lo[..., axis] = hi[..., axis] - sent
-    shift = np.zeros_like(lo)
-    shift[..., axis] = np.cumsum(sent, axis=0) - sent - lo[..., axis]
-    low, high, far = (side.reshape(-1, len(shape)) for side in (lo, hi, shift))
-    filled = np.all(high > low, axis=1)
-    goals = [
-        Goal(d, request.out, Box(tuple(a + f), tuple(b + f)), request.tensor, tuple(a), (s,))
-        for s, d, a, b, f in zip(
-            members[place][filled].tolist(),
-            members[into][filled].tolist(),
-            low[filled],
-            high[filled],
-            far[filled],
-            strict=True,
-        )
-    ]
+    members, axis = np.array(request.members), request.shards.axis
+    place, into = (side.reshape(-1) for side in np.indices(request.sent.shape))
+    low, high, far = (side.reshape(len(place), -1) for side in block_boxes(request))
     lo, hi = cut_boxes(low, high, axis, pieces)
     parts = lo.shape[1]
     block = np.repeat(np.arange(len(place)), parts)
-    lo, hi = lo.reshape(-1, len(shape)), hi.reshape(-1, len(shape))
+    lo, hi = lo.reshape(-1, lo.shape[-1]), hi.reshape(-1, hi.shape[-1])
     some = np.all(hi > lo, axis=1)
     block, lo, hi = block[some], lo[some], hi[some]
     stays = place[block] == into[block]
@@ -260,24 +239,7 @@ def _all_to_all(request: Request, pieces: int, style: Style) -> Draft:
         )  # fmt: skip
         own = Chunks(lo[stays], hi[stays], members[place[block[stays]]])
         kept = keeping(own, copying, dst_lo=own.lo + far[block[stays]], produced=request.produced)
-        # What tiles produce is best sent first; what is there already is best copied first.
-        order = [made, kept] if request.produced else [kept, made]
-        received = (*shape[:axis], int(sent.sum(0).max(initial=0)), *shape[axis + 1 :])
-        resting = (*shape[:axis], extent, *shape[axis + 1 :])
-        tensors = [
-            Tensor(request.tensor, shape, request.dtype, True),
-            Tensor(request.out, received, request.dtype, True),
-        ]
-        if extent:
-            tensors.append(Tensor(RELAY, resting, request.dtype, True))
-        full = request.shards.full
-        regions = [
-            Region(r, request.tensor, full.with_axis(axis, 0, total), request.produced)
-            for r, total in zip(request.members, sent.sum(1).tolist(), strict=True)
-        ]
-        return finished_plan(
-            request, pieces, tuple(tensors), regions, goals, join_transfers(order), channels
-        )
+        return exchanged_plan(request, pieces, made, kept, extent, channels)
 
     return Draft(sends.seconds, len(sends.chunk) + int(stays.sum()), (build,))
 

@@ -104,6 +104,15 @@ class Network:
             np.minimum(found, found[:, k, None] + found[None, k, :], out=found)
         return found
 
+    def hops(self) -> Array:
+        """[ranks, ranks] fewest links from rank to rank; infinite where there is no way."""
+        found = np.full((self.num_ranks, self.num_ranks), np.inf)
+        found[self.src, self.dst] = 1.0
+        np.fill_diagonal(found, 0.0)
+        for k in self.ranks:
+            np.minimum(found, found[:, k, None] + found[None, k, :], out=found)
+        return found
+
     def copying_channel(self, where: str) -> str:
         """The channel on which members copy within their own memory: the fastest that can.
 

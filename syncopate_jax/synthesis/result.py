@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from syncopate_jax.ir.chunk import Box
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL, REDUCTIONS
 from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
-from syncopate_jax.ir.transfers import Transfers
+from syncopate_jax.ir.transfers import Transfers, join_transfers
 from syncopate_jax.synthesis.request import Request
+
+Array = np.ndarray
+
+RELAY = "relay"
+"""The tensor in which blocks of an all-to-all rest on ranks that hand them on."""
 
 
 def gathered_plan(request: Request, pieces: int, made: Transfers) -> Plan:
@@ -49,6 +57,64 @@ def all_reduced_plan(
         for r in request.members
     ]
     return finished_plan(request, pieces, tensors, _partials(request), goals, made, channels)
+
+
+def block_boxes(request: Request) -> tuple[Array, Array, Array]:
+    """Of an all-to-all [sources, destinations, d] where blocks begin and end, and how far they
+    shift from sender to receiver."""
+    sent, shape, axis = request.sent, request.shards.shape, request.shards.axis
+    lo = np.zeros((*sent.shape, len(shape)), np.int64)
+    hi = np.broadcast_to(np.array(shape, np.int64), lo.shape).copy()
+    hi[..., axis] = np.cumsum(sent, axis=1)
+    lo[..., axis] = hi[..., axis] - sent
+    shift = np.zeros_like(lo)
+    shift[..., axis] = np.cumsum(sent, axis=0) - sent - lo[..., axis]
+    return lo, hi, shift
+
+
+def exchanged_plan(
+    request: Request,
+    pieces: int,
+    made: Transfers,
+    kept: Transfers,
+    extent: int,
+    channels: tuple[str, ...],
+) -> Plan:
+    """An all-to-all of blocks from one tensor to another, by way of ``extent`` of a third.
+
+    ``made`` moves blocks between ranks, ``kept`` copies those that stay.
+    """
+    sent, shape, axis = request.sent, request.shards.shape, request.shards.axis
+    lo, hi, shift = block_boxes(request)
+    goals = [
+        Goal(
+            request.members[d],
+            request.out,
+            Box(tuple(lo[s, d] + shift[s, d]), tuple(hi[s, d] + shift[s, d])),
+            request.tensor,
+            tuple(lo[s, d]),
+            (request.members[s],),
+        )
+        for s, d in np.argwhere(np.all(hi > lo, axis=-1)).tolist()
+    ]
+    received = (*shape[:axis], int(sent.sum(0).max(initial=0)), *shape[axis + 1 :])
+    resting = (*shape[:axis], extent, *shape[axis + 1 :])
+    tensors = [
+        Tensor(request.tensor, shape, request.dtype, True),
+        Tensor(request.out, received, request.dtype, True),
+    ]
+    if extent:
+        tensors.append(Tensor(RELAY, resting, request.dtype, True))
+    full = request.shards.full
+    regions = [
+        Region(r, request.tensor, full.with_axis(axis, 0, total), request.produced)
+        for r, total in zip(request.members, sent.sum(1).tolist(), strict=True)
+    ]
+    # What tiles produce is best sent first; what is there already is best copied first.
+    order = [made, kept] if request.produced else [kept, made]
+    return finished_plan(
+        request, pieces, tuple(tensors), regions, goals, join_transfers(order), channels
+    )
 
 
 def with_copies(request: Request) -> tuple[tuple[str, ...], int]:

@@ -17,6 +17,7 @@ from syncopate_jax.ir.arguments import integer
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.synthesis.bound import Bound
+from syncopate_jax.synthesis.bundles import bundled_drafts
 from syncopate_jax.synthesis.chain import best_pieces, find_chains
 from syncopate_jax.synthesis.draft import Draft, chained, draft, one_shot_draft
 from syncopate_jax.synthesis.known import known_plans
@@ -29,10 +30,14 @@ _PIECES = (1, 2, 4, 8, 16)
 # Transfers of all attempts together beyond which no further one is begun.
 _BUDGET = 60_000
 # Transfers of one attempt at a broadcast, up to 64 ranks and beyond: matched, and along chains.
-_MATCHED, _CHAINED = {True: 40_000, False: 140_000}, {True: 150_000, False: 600_000}
+_MATCHED, _CHAINED = {True: 40_000, False: 66_000}, {True: 150_000, False: 400_000}
+# Numbers of pieces up to which all smaller powers of two are tried.
+_CHEAP = 16
 # Ranks one after the other through which a matched broadcast's pieces go, as far as their best
 # number tells.
 _DEPTH = 16
+# Transfers of an all-to-all beyond which blocks are not sent one by one.
+_MOST_HOPS = 1_000_000
 # An attempt this near the bound needs no better one.
 _NEAR = 1.01
 # Beyond this, overheads count, and operations that carry several shards are tried.
@@ -124,6 +129,8 @@ def _best(
     least = request.bound().seconds
     if request.kind == "broadcast":
         found = list(_broadcasts(request, counts, tries, seed, least))
+    elif counts is None and _block_hops(request) > _MOST_HOPS:
+        found = list(bundled_drafts(request))
     else:
         found = list(_attempts(request, counts or _PIECES, tries, seed, least))
     if request.kind == "all_reduce" and counts is None and one_shot:
@@ -131,6 +138,7 @@ def _best(
         found += [] if small is None else [small]
     if counts is None and min(one.seconds for one in found) > _FAR * least:
         found += merged_drafts(request)
+        found += bundled_drafts(request) if _block_hops(request) <= _MOST_HOPS else ()
     found.sort(key=lambda one: one.seconds)
     before = np.cumsum([0, *(one.transfers for one in found)])
     last = max(_FINAL, int(np.searchsorted(before, _SMALL)))
@@ -140,6 +148,14 @@ def _best(
     if len(plans) == 1:
         return plans[0]
     return min(plans, key=lambda plan: simulate(plan, request.topology).makespan)
+
+
+def _block_hops(request: Request) -> float:
+    """Transfers of an all-to-all whose blocks are sent one by one; 0 for any other kind."""
+    if request.kind != "all_to_all" or request.after is not None:
+        return 0.0
+    members = np.array(request.members)
+    return float(request.network.hops()[np.ix_(members, members)][request.sent > 0].sum())
 
 
 def _attempts(
@@ -178,7 +194,9 @@ def _broadcasts(
     yield from (one for one, _ in made)
     _, style = min(made, key=lambda pair: pair[0].seconds)
     if counts is None and size:
-        yield from (draft(request, other, style) for other in (max(pieces // 2, 1), pieces * 2))
+        others = [pieces >> k for k in range(1, 5 if pieces <= _CHEAP else 2)]
+        others += [pieces * 2] if few else []
+        yield from (draft(request, other, style) for other in others if other)
 
 
 def _pieces(request: Request, size: float, most: int) -> int:
@@ -187,7 +205,7 @@ def _pieces(request: Request, size: float, most: int) -> int:
     As of a chain of ``_DEPTH`` hops: more pieces cost overheads, fewer keep ranks waiting.
     """
     net = request.network
-    own = (net.dst if request.pull else net.src) == request.root
+    own = net.src == request.root
     overhead, rate = net.overhead.max(initial=0.0), net.bandwidth[own].max(initial=0.0)
     limit = most // max(len(request.members) - 1, 1)
     best = math.sqrt(_DEPTH * size / rate / overhead) if overhead and rate else limit
