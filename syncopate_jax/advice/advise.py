@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from syncopate_jax.advice.layers import Layer
-from syncopate_jax.errors import InputError
+from syncopate_jax.advice.nodes import Nodes, nodes_of
+from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.arguments import integer
-from syncopate_jax.ir.plan import Plan
+from syncopate_jax.ir.plan import Plan, Tensor
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.ops.blocked import block
 from syncopate_jax.ops.fused import prepare
 from syncopate_jax.ops.prediction import GPU_TILE, predict
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
+from syncopate_jax.registry import templates
 from syncopate_jax.synthesis.subset import subset
 from syncopate_jax.synthesis.synthesize import synthesize
 
@@ -22,6 +24,11 @@ SYNTHESIS = "synthesis"
 TEMPLATES = {
     "all_gather": ("all_gather_swizzle", "all_gather_ring"),
     "reduce_scatter": ("reduce_scatter_direct", "reduce_scatter_ring"),
+}
+# Where links within nodes are faster than between them, these are tried too.
+HIERARCHICAL = {
+    "all_gather": "hierarchical_all_gather",
+    "reduce_scatter": "hierarchical_reduce_scatter",
 }
 
 
@@ -52,7 +59,7 @@ class Advice:
     """Predictions for all layers at all degrees, for groups of ``tokens`` tokens each.
 
     ``choices`` holds one entry a degree and layer, degrees ascending; ``refused`` says why other
-    plans cannot be used on the topology.
+    plans, or all plans at a degree that is left out, cannot be used on the topology.
     """
 
     topology: str
@@ -105,23 +112,35 @@ def advise(
       splits: pieces a shard that are tried.
 
     Raises:
-      InputError: a degree does not fit the ranks, the tokens or a layer, or no plan can be used.
+      InputError: a degree does not fit the ranks, the tokens or a layer, or at no degree every
+        layer has a plan that can be used.
     """
     if not layers:
         raise InputError("advise: needs at least one layer")
     integer("advise", "tokens", tokens, 1)
     degrees = _degrees(layers, topology, tokens, tp_degrees)
     total, done = len(degrees) * len(layers), 0
-    choices, refused = [], []
+    choices: list[Choice] = []
+    refused: list[str] = []
     for degree in degrees:
         part = subset(topology, range(degree))
+        best: list[Choice] = []
         for layer in layers:
-            choice, reasons = _choose(layer, part, tokens, dtype, splits)
-            choices.append(choice)
+            found, reasons = _choices(layer, part, tokens, dtype, splits)
             refused += [reason for reason in reasons if reason not in refused]
             done += 1
             if progress:
                 progress(done, total)
+            if not found:
+                refused.append(f"degree {degree}: no plan serves layer {layer.name}")
+                done += len(layers) - 1 - len(best)
+                break
+            best.append(min(found, key=lambda choice: choice.seconds))
+        else:
+            choices += best
+    if not choices:
+        listed = "\n".join(f"  {reason}" for reason in refused)
+        raise InputError(f"advise: no degree can be used on topology {topology.name}:\n{listed}")
     return Advice(topology.name, tokens, tuple(choices), tuple(refused))
 
 
@@ -156,16 +175,16 @@ def _degrees(
     return degrees
 
 
-def _choose(
+def _choices(
     layer: Layer, topology: Topology, tokens: int, dtype: str, splits: Sequence[int]
-) -> tuple[Choice, list[str]]:
-    """The best choice for a layer on all ranks of ``topology``, and why others are none."""
+) -> tuple[list[Choice], list[str]]:
+    """What serves a layer on all ranks of ``topology``, and why other plans do not."""
     ranks = topology.num_ranks
     if ranks == 1:
         if topology.flops[0] == 0:
             raise InputError(f"advise: topology {topology.name} gives rank 0 no flops")
         seconds = float(2 * tokens * layer.k * layer.n / topology.flops[0])
-        return Choice(layer.name, 1, "none", 1, seconds, True, seconds, 0.0), []
+        return [Choice(layer.name, 1, "none", 1, seconds, True, seconds, 0.0)], []
     kind = "all_gather" if layer.gathers else "reduce_scatter"
     if layer.gathers:
         spec = Contraction("bmk", "kn", "bmn", kind, "lhs", gather="m")
@@ -173,18 +192,22 @@ def _choose(
     else:
         spec = Contraction("bmk", "kn", "bmn", kind, "out", scatter="m")
         lhs, rhs = (1, tokens, layer.k // ranks), (layer.k // ranks, layer.n)
+    nodes = nodes_of(topology)
+    names = [*TEMPLATES[kind], *([HIERARCHICAL[kind]] if nodes else []), SYNTHESIS]
     found: list[Choice] = []
     reasons: list[str] = []
-    for name in (*TEMPLATES[kind], SYNTHESIS):
+    for name in names:
         for split in splits:
-            plan: str | Plan = name
-            if name == SYNTHESIS:
-                plan = _synthesised(spec, lhs, rhs, topology, dtype, split)
             try:
+                plan: str | Plan = name
+                if name == SYNTHESIS:
+                    plan = _synthesised(spec, lhs, rhs, topology, dtype, split)
+                elif nodes and name == HIERARCHICAL[kind]:
+                    plan = _hierarchical(name, nodes, spec, lhs, rhs, topology, dtype, split)
                 one = predict(
                     spec, lhs, rhs, topology, Options(plan=plan, split=split), dtype=dtype
                 )
-            except InputError as error:
+            except (InputError, UnsupportedError) as error:
                 reasons.append(f"degree {ranks}, {name}: {error}")
                 break
             fused = one.fused <= one.unfused
@@ -194,10 +217,21 @@ def _choose(
                     layer.name, ranks, name, split, seconds, fused, one.compute, one.communication
                 )
             )
-    if not found:
-        listed = "\n".join(f"  {reason}" for reason in reasons)
-        raise InputError(f"advise: no plan serves layer {layer.name} at degree {ranks}:\n{listed}")
-    return min(found, key=lambda choice: choice.seconds), reasons
+    return found, reasons
+
+
+def _usual(
+    spec: Contraction,
+    lhs: tuple[int, ...],
+    rhs: tuple[int, ...],
+    topology: Topology,
+    dtype: str,
+) -> tuple[Tensor, int]:
+    """What the operator exchanges, and along which dimension."""
+    given = block(spec, lhs, rhs, topology.num_ranks)
+    layout, _, usual = prepare(spec.kind, given, dtype, dtype, Options(), largest=GPU_TILE)
+    axis = layout.gather if spec.kind == "all_gather" else layout.scatter
+    return usual.tensors[0], axis
 
 
 def _synthesised(
@@ -209,14 +243,39 @@ def _synthesised(
     split: int,
 ) -> Plan:
     """The plan made for the topology that does what the operator's usual one does."""
-    given = block(spec, lhs, rhs, topology.num_ranks)
-    layout, _, usual = prepare(spec.kind, given, dtype, dtype, Options(), largest=GPU_TILE)
+    tensor, axis = _usual(spec, lhs, rhs, topology, dtype)
     return synthesize(
         spec.kind,
         topology,
-        usual.tensors[0].shape,
-        dimension=layout.gather if spec.kind == "all_gather" else layout.scatter,
+        tensor.shape,
+        dimension=axis,
         dtype=dtype,
         chunks=split,
-        tensor=usual.tensors[0].name,
+        tensor=tensor.name,
     )
+
+
+def _hierarchical(
+    name: str,
+    nodes: Nodes,
+    spec: Contraction,
+    lhs: tuple[int, ...],
+    rhs: tuple[int, ...],
+    topology: Topology,
+    dtype: str,
+    split: int,
+) -> Plan:
+    """The template over nodes that does what the operator's usual one does."""
+    tensor, axis = _usual(spec, lhs, rhs, topology, dtype)
+    made: Plan = templates.get(name)(
+        topology.num_ranks,
+        tensor.shape,
+        nodes=nodes.sizes,
+        axis=axis,
+        split=split,
+        dtype=dtype,
+        tensor=tensor.name,
+        channel=nodes.inner,
+        outer_channel=nodes.outer,
+    )
+    return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -14,8 +15,12 @@ from syncopate_jax.commands.simulate import read_topology
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir import serial, text, topology_json
 from syncopate_jax.ir.comm import COLLECTIVES
+from syncopate_jax.ir.presets import BY_COUNTS, preset_counts
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.synthesis.synthesize import bound, synthesize
+
+MOST_RANKS = 1024
+"""Of the topologies for which plans are made here; 256 ranks take up to two minutes."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +59,10 @@ def add_topology_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given_topology(args: argparse.Namespace) -> Topology:
-    """The topology that ``--topology`` and ``--ranks`` name; raises InputError if they disagree."""
+    """The topology that ``--topology`` and ``--ranks`` name.
+
+    Raises InputError where these disagree, or name more ranks than ``MOST_RANKS``.
+    """
     if args.ranks is not None and args.ranks < 1:
         raise InputError(f"--ranks must be at least 1, found {args.ranks}")
     if args.topology.endswith(".json") or Path(args.topology).is_file():
@@ -64,9 +72,16 @@ def given_topology(args: argparse.Namespace) -> Topology:
                 f"--ranks is {args.ranks}, {args.topology} has {topology.num_ranks} ranks"
             )
         return topology
-    counts = args.topology.partition(":")[2].split("x")
-    sized = len(counts) == 2 and all(count.isdecimal() for count in counts)
-    ranks = args.ranks or (int(counts[0]) * int(counts[1]) if sized else 8)
+    ranks = args.ranks or 8
+    if args.topology.partition(":")[0] in BY_COUNTS:
+        ranks = math.prod(preset_counts(args.topology))
+        if args.ranks not in (None, ranks):
+            raise InputError(f"--ranks is {args.ranks}, {args.topology} has {ranks} ranks")
+    if ranks > MOST_RANKS:
+        raise InputError(
+            f"--topology {args.topology} has {ranks} ranks, plans are made for at most "
+            f"{MOST_RANKS}; name a part of the machine"
+        )
     return read_topology(args.topology, ranks)
 
 

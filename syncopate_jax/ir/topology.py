@@ -18,6 +18,9 @@ from syncopate_jax.errors import InputError
 Array = np.ndarray
 Number = float | int
 
+MAX_RANKS = 4096
+"""Of a topology from a file or of a preset: matrices of so many ranks squared fit in memory."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Channel:

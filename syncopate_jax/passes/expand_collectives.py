@@ -26,7 +26,7 @@ from syncopate_jax.passes.collective_layout import (
     tensors_needed,
 )
 from syncopate_jax.registry import templates
-from syncopate_jax.synthesis.draft import RELAY
+from syncopate_jax.synthesis.result import RELAY
 from syncopate_jax.synthesis.subset import subset
 from syncopate_jax.synthesis.synthesize import synthesize
 

@@ -13,8 +13,15 @@ Each term holds for every plan that only pushes, or only pulls, under the cost m
   least its fastest path.
 * *issue*: pushes hold the sender's queues, pulls the receiver's: what must leave (enter) a rank is
   no faster than the fastest links of its queues, one a channel.
-* *path*: data needs its fastest route's overheads and latencies, and then flows into (out of) its
-  last (first) rank no faster than all that enters (leaves) there.
+* *path*: data needs its fastest route's overheads and latencies, and flows out of its first rank
+  and into its last no faster than all that leaves or enters there: what leaves last has the whole
+  route before it, and what arrives first has come the whole route.
+* *rounds*: what one rank has must be heard of by all that depend on it, and pushes hold a queue for
+  their overhead; so a rank that has heard at time t can tell one other a queue by t + overhead +
+  latency, one more by an overhead later, and so on. Let the ranks that have heard never waste a
+  push, and let everybody be joined with everybody: that many ranks have heard by any time, at most.
+  Into the last that hears, all that depends on the first must still flow. Pulls are the same run
+  backwards: of what one rank needs, so much can have been read by so long before the end.
 
 A cut and the work also wait for one overhead before the first byte and one latency after the last.
 The bound is the largest term; overheads beyond those are not in it.
@@ -23,6 +30,7 @@ The bound is the largest term; overheads beyond those are not in it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heapify, heappush, heapreplace
 
 import numpy as np
 
@@ -39,11 +47,12 @@ class Bound:
     work: float
     issue: float
     path: float
+    rounds: float
 
     @property
     def seconds(self) -> float:
         """No plan takes less."""
-        return max(self.cut, self.work, self.issue, self.path)
+        return max(self.cut, self.work, self.issue, self.path, self.rounds)
 
     @property
     def term(self) -> str:
@@ -68,12 +77,13 @@ class Demand:
 def lower_bound(network: Network, demand: Demand, pull: bool) -> Bound:
     """The bound on ``demand`` over ``network`` by pushes or by pulls; 0 if nothing moves."""
     if len(network.members) < 2 or not demand.sizes.sum():
-        return Bound(0.0, 0.0, 0.0, 0.0)
+        return Bound(0.0, 0.0, 0.0, 0.0, 0.0)
     return Bound(
         _cut(network, demand),
         _work(network, demand),
         _issue(network, demand, pull),
-        _path(network, demand),
+        _path(network, demand, pull),
+        _rounds(network, demand, pull),
     )
 
 
@@ -188,25 +198,95 @@ def _throughput(network: Network) -> float:
     return total
 
 
-def _path(network: Network, demand: Demand) -> float:
+def _path(network: Network, demand: Demand, pull: bool) -> float:
     members = np.array(network.members)
     far = network.distances(0.0)[np.ix_(members, members)]
-    into, out = np.zeros(network.num_ranks), np.zeros(network.num_ranks)
-    for rank in network.members:
-        # What nothing enters (the root of a broadcast) needs nothing.
-        into[rank] = _capacity(network, network.dst == rank) or np.inf
-        out[rank] = _capacity(network, network.src == rank) or np.inf
-    sizes = demand.sizes
-    if demand.kind == "all_to_all":
-        needed = np.where(sizes > 0, far + sizes / into[members][None, :], 0.0)
-    elif demand.kind == "reduce_scatter":
-        # From every rank, its partial of the shard of the rank it goes to.
-        needed = far + sizes[None, :] / out[members][:, None]
-        needed[:, sizes == 0] = 0.0
-    elif demand.kind == "all_reduce":
-        needed = far + sizes.sum() / into[members][None, :]
-    else:
-        needed = far + sizes[:, None] / into[members][None, :]
-        needed[sizes == 0] = 0.0
-    np.fill_diagonal(needed, 0.0)
+    out = _rates(network, network.src, queued=not pull)[members]
+    into = _rates(network, network.dst, queued=pull)[members]
+    slower = np.minimum(out[:, None], into[None, :])
+    moved = _depending(demand)
+    needed = np.where(moved > 0, far - _unequal(network) + moved / slower, 0.0)
     return float(needed.max())
+
+
+def _rounds(network: Network, demand: Demand, pull: bool) -> float:
+    """How long it takes until what one rank has (needs) has got everywhere (from everywhere)."""
+    moved = _depending(demand)
+    moved = moved.T if pull else moved
+    rates = _rates(network, network.src if pull else network.dst, queued=False)
+    fastest = float(rates[list(network.members)].max())
+    queues = [
+        (float(network.overhead[used].min()), float(network.latency[used].min()))
+        for channel in range(len(network.channels))
+        if np.any(used := network.channel == channel)
+    ]
+    worst = 0.0
+    known: dict[int, float] = {}
+    for row in moved:
+        some = row[row > 0]
+        if len(some):
+            if len(some) not in known:
+                known[len(some)] = reaching(len(some), queues) - _unequal(network)
+            worst = max(worst, known[len(some)] + float(some.min()) / fastest)
+    return worst
+
+
+def reaching(others: int, queues: list[tuple[float, float]]) -> float:
+    """Seconds until so many other ranks can have heard of one, if no data takes any time.
+
+    Each rank that has heard sends on ``queues``, (overhead, latency) each, to ranks that have not.
+    """
+    heap = [(overhead + latency, overhead, latency) for overhead, latency in queues]
+    heapify(heap)
+    now = 0.0
+    for _ in range(others):
+        now, overhead, latency = heap[0]
+        heapreplace(heap, (now + overhead, overhead, latency))
+        for own, delay in queues:
+            heappush(heap, (now + own + delay, own, delay))
+    return now
+
+
+def _depending(demand: Demand) -> Array:
+    """[members, members] bytes of what the column must end up with that depend on the row."""
+    sizes, kind = demand.sizes, demand.kind
+    if kind == "all_to_all":
+        moved = sizes.copy()
+    elif kind == "all_reduce":
+        moved = np.full((len(sizes),) * 2, sizes.sum())
+    else:
+        moved = np.tile(sizes, (len(sizes), 1))
+        moved = moved if kind == "reduce_scatter" else moved.T.copy()
+    np.fill_diagonal(moved, 0.0)
+    return moved
+
+
+def _rates(network: Network, ends: Array, queued: bool) -> Array:
+    """[ranks] bytes/s over the links with a rank at ``ends``; ``queued``: one at a time a channel.
+
+    Infinite where there is no link: what nothing enters (the root of a broadcast) needs nothing.
+    """
+    found = np.full(network.num_ranks, np.inf)
+    for rank in network.ranks:
+        own = ends == rank
+        if own.any():
+            found[rank] = sum(
+                min(
+                    _capacity(network, own & (network.channel == channel)),
+                    float(network.bandwidth[own & (network.channel == channel)].max(initial=0.0))
+                    if queued
+                    else np.inf,
+                )
+                for channel in range(len(network.channels))
+            )
+    return found
+
+
+def _unequal(network: Network) -> float:
+    """Largest difference in latency between links of one channel: so much earlier than by the
+    fastest of them may data start to flow over another."""
+    return max(
+        float(np.ptp(network.latency[used]))
+        for channel in range(len(network.channels))
+        if np.any(used := network.channel == channel)
+    )

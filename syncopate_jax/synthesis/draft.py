@@ -8,11 +8,9 @@ from functools import partial
 
 import numpy as np
 
-from syncopate_jax.ir.chunk import Box
-from syncopate_jax.ir.comm import DEFAULT_CHANNEL, REDUCTIONS
 from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
 from syncopate_jax.ir.shards import cut_boxes
-from syncopate_jax.ir.transfers import Transfers, join_transfers
+from syncopate_jax.ir.transfers import Transfers
 from syncopate_jax.synthesis.assemble import (
     Chunks,
     exchanging,
@@ -23,15 +21,21 @@ from syncopate_jax.synthesis.assemble import (
     run_backwards,
     summing,
 )
-from syncopate_jax.synthesis.chain import chain_links
+from syncopate_jax.synthesis.chain import Chains, send_along
 from syncopate_jax.synthesis.dispatch import Blocks, deliver
 from syncopate_jax.synthesis.matching import Sends, Style, spread
 from syncopate_jax.synthesis.request import Request
+from syncopate_jax.synthesis.result import (
+    all_reduced_plan,
+    block_boxes,
+    exchanged_plan,
+    finished_plan,
+    gathered_plan,
+    reduced_plan,
+    with_copies,
+)
 
 Array = np.ndarray
-
-RELAY = "relay"
-"""The tensor in which blocks of an all-to-all rest on ranks that hand them on."""
 
 # Dependencies of an all-reduce beyond which its owners do not start from what they have added up.
 _MOST_DEPENDENCIES = 300_000
@@ -87,29 +91,23 @@ def _bytes(request: Request, chunks: Chunks) -> list[int]:
 
 def _gather(request: Request, pieces: int, style: Style) -> Draft:
     chunks = _shard_chunks(request, pieces)
-    size = _bytes(request, chunks)
+    style = replace(style, pull=request.pull)
+    sends = spread(request.network, chunks.owner.tolist(), _bytes(request, chunks), style)
+    return _gathered(request, pieces, chunks, sends)
+
+
+def chained(request: Request, pieces: int, chains: Chains) -> Draft:
+    """The attempt at a broadcast whose pieces go along ``chains``."""
+    chunks = _shard_chunks(request, pieces)
+    return _gathered(request, pieces, chunks, send_along(chains, _bytes(request, chunks)))
+
+
+def _gathered(request: Request, pieces: int, chunks: Chunks, sends: Sends) -> Draft:
     net, pull = request.network, request.pull
-    links = chain_links(net, request.root) if style.chain else None
-    used = net if links is None else net.only(links)
-    sends = spread(used, chunks.owner.tolist(), size, replace(style, pull=pull))
-    if links is not None:
-        sends = replace(sends, link=links[sends.link])
 
     def build() -> Plan:
         made = gathering(net, sends, chunks, pull=pull, produced=request.produced)
-        boxes = request.shards.boxes()
-        heads = request.members if request.kind == "all_gather" else (request.root,)
-        return _plan(
-            request,
-            pieces,
-            (Tensor(request.tensor, request.shards.shape, request.dtype),),
-            [
-                Region(r, request.tensor, b, request.produced)
-                for r, b in zip(heads, boxes, strict=True)
-            ],
-            [Goal(r, request.tensor, request.shards.full) for r in request.members],
-            made,
-        )
+        return gathered_plan(request, pieces, made)
 
     return Draft(sends.seconds, len(sends.chunk), (build,))
 
@@ -119,13 +117,7 @@ def _reduce_scatter(request: Request, pieces: int, style: Style) -> Draft:
     sends = _merging(request, chunks, style)
 
     def build() -> Plan:
-        goals = [
-            Goal(r, request.tensor, box, ranks=request.members, reduce=_reduction(request))
-            for r, box in zip(request.members, request.shards.boxes(), strict=True)
-        ]
-        tensors = (Tensor(request.tensor, request.shards.shape, request.dtype, True),)
-        made = _reductions(request, sends, chunks)
-        return _plan(request, pieces, tensors, _partials(request), goals, made)
+        return reduced_plan(request, pieces, _reductions(request, sends, chunks))
 
     return Draft(sends.seconds, len(sends.chunk), (build,))
 
@@ -152,16 +144,6 @@ def _reductions(request: Request, sends: Sends, chunks: Chunks) -> Transfers:
     )
 
 
-def _reduction(request: Request) -> str:
-    return REDUCTIONS[request.reduce]
-
-
-def _partials(request: Request) -> list[Region]:
-    """Every member holds a partial result of the whole tensor."""
-    full, produced = request.shards.full, request.produced
-    return [Region(r, request.tensor, full, produced) for r in request.members]
-
-
 def _all_reduce(request: Request, pieces: int, style: Style) -> Draft:
     chunks = _shard_chunks(request, pieces)
     down = _merging(request, chunks, style)
@@ -173,7 +155,7 @@ def _all_reduce(request: Request, pieces: int, style: Style) -> Draft:
     )
 
     def build(manner: str) -> Plan:
-        channels, copying = _with_copies(request)
+        channels, copying = with_copies(request)
         made = summing(
             _reductions(request, down, chunks),
             keeping(chunks, copying, produced=request.produced),
@@ -184,7 +166,7 @@ def _all_reduce(request: Request, pieces: int, style: Style) -> Draft:
             np.where(up.parent < 0, up.chunk, -1),
             manner,
         )  # fmt: skip
-        return _all_reduced(request, pieces, made, channels)
+        return all_reduced_plan(request, pieces, made, channels)
 
     builds: list[Callable[[], Plan]] = [partial(build, "step")]
     into = np.bincount(down.chunk[down.parent < 0], minlength=len(chunks.owner))
@@ -193,20 +175,6 @@ def _all_reduce(request: Request, pieces: int, style: Style) -> Draft:
         builds += [partial(build, "early"), partial(build, "late")]
     transfers = len(down.chunk) + len(chunks.owner) + len(up.chunk)
     return Draft(down.seconds + up.seconds, transfers, tuple(builds))
-
-
-def _all_reduced(request: Request, pieces: int, made: Transfers, channels: tuple[str, ...]) -> Plan:
-    shape, full = request.shards.shape, request.shards.full
-    tensors = (
-        Tensor(request.tensor, shape, request.dtype, True),
-        Tensor(request.out, shape, request.dtype),
-    )
-    how = _reduction(request)
-    goals = [
-        Goal(r, request.out, full, request.tensor, ranks=request.members, reduce=how)
-        for r in request.members
-    ]
-    return _plan(request, pieces, tensors, _partials(request), goals, made, channels)
 
 
 def one_shot_draft(request: Request, limit: float) -> Draft | None:
@@ -232,7 +200,7 @@ def one_shot_draft(request: Request, limit: float) -> Draft | None:
     count = len(members)
 
     def build() -> Plan:
-        channels, copying = _with_copies(request)
+        channels, copying = with_copies(request)
         made = one_shot(
             net,
             replace(sends, chunk=place[sends.chunk]),
@@ -242,39 +210,20 @@ def one_shot_draft(request: Request, limit: float) -> Draft | None:
             copying=copying,
             produced=request.produced,
         )
-        return _all_reduced(request, 1, made, channels)
+        return all_reduced_plan(request, 1, made, channels)
 
     return Draft(sends.seconds, len(sends.chunk), (build,))
 
 
 def _all_to_all(request: Request, pieces: int, style: Style) -> Draft:
     """Between members, block d of member s becomes block s of member d."""
-    sent, members = request.sent, np.array(request.members)
-    shape, axis = request.shards.shape, request.shards.axis
-    place, into = (side.reshape(-1) for side in np.indices(sent.shape))
-    lo = np.zeros((*sent.shape, len(shape)), np.int64)
-    hi = np.broadcast_to(np.array(shape, np.int64), lo.shape).copy()
-    hi[..., axis] = np.cumsum(sent, axis=1)
-    lo[..., axis] = hi[..., axis] - sent
-    shift = np.zeros_like(lo)
-    shift[..., axis] = np.cumsum(sent, axis=0) - sent - lo[..., axis]
-    low, high, far = (side.reshape(-1, len(shape)) for side in (lo, hi, shift))
-    filled = np.all(high > low, axis=1)
-    goals = [
-        Goal(d, request.out, Box(tuple(a + f), tuple(b + f)), request.tensor, tuple(a), (s,))
-        for s, d, a, b, f in zip(
-            members[place][filled].tolist(),
-            members[into][filled].tolist(),
-            low[filled],
-            high[filled],
-            far[filled],
-            strict=True,
-        )
-    ]
+    members, axis = np.array(request.members), request.shards.axis
+    place, into = (side.reshape(-1) for side in np.indices(request.sent.shape))
+    low, high, far = (side.reshape(len(place), -1) for side in block_boxes(request))
     lo, hi = cut_boxes(low, high, axis, pieces)
     parts = lo.shape[1]
     block = np.repeat(np.arange(len(place)), parts)
-    lo, hi = lo.reshape(-1, len(shape)), hi.reshape(-1, len(shape))
+    lo, hi = lo.reshape(-1, lo.shape[-1]), hi.reshape(-1, hi.shape[-1])
     some = np.all(hi > lo, axis=1)
     block, lo, hi = block[some], lo[some], hi[some]
     stays = place[block] == into[block]
@@ -283,31 +232,14 @@ def _all_to_all(request: Request, pieces: int, style: Style) -> Draft:
     sends = _delivered(request, moving, target, style.seed)
 
     def build() -> Plan:
-        channels, copying = _with_copies(request) if stays.any() else (request.network.channels, 0)
+        channels, copying = with_copies(request) if stays.any() else (request.network.channels, 0)
         made, extent = exchanging(
             request.network, sends, moving, target, moving.lo + far[block[~stays]], axis,
             pull=request.pull, produced=request.produced,
         )  # fmt: skip
         own = Chunks(lo[stays], hi[stays], members[place[block[stays]]])
         kept = keeping(own, copying, dst_lo=own.lo + far[block[stays]], produced=request.produced)
-        # What tiles produce is best sent first; what is there already is best copied first.
-        order = [made, kept] if request.produced else [kept, made]
-        received = (*shape[:axis], int(sent.sum(0).max(initial=0)), *shape[axis + 1 :])
-        resting = (*shape[:axis], extent, *shape[axis + 1 :])
-        tensors = [
-            Tensor(request.tensor, shape, request.dtype, True),
-            Tensor(request.out, received, request.dtype, True),
-        ]
-        if extent:
-            tensors.append(Tensor(RELAY, resting, request.dtype, True))
-        full = request.shards.full
-        regions = [
-            Region(r, request.tensor, full.with_axis(axis, 0, total), request.produced)
-            for r, total in zip(request.members, sent.sum(1).tolist(), strict=True)
-        ]
-        return _plan(
-            request, pieces, tuple(tensors), regions, goals, join_transfers(order), channels
-        )
+        return exchanged_plan(request, pieces, made, kept, extent, channels)
 
     return Draft(sends.seconds, len(sends.chunk) + int(stays.sum()), (build,))
 
@@ -333,7 +265,7 @@ def _resharding(request: Request, pieces: int, style: Style) -> Draft:
             request.network, sends, chunks, pull=request.pull, produced=request.produced
         )
         boxes = zip(request.members, before.boxes(), strict=True)
-        return _plan(
+        return finished_plan(
             request,
             pieces,
             (Tensor(request.tensor, before.shape, request.dtype),),
@@ -357,31 +289,3 @@ def _delivered(request: Request, chunks: Chunks, target: Array, seed: int | None
     blocks = Blocks(chunks.owner[order], target[order], size[order])
     sends = deliver(request.network, blocks, request.pull)
     return replace(sends, chunk=order[sends.chunk])
-
-
-def _with_copies(request: Request) -> tuple[tuple[str, ...], int]:
-    """The plan's channels with the one for copies within a rank, and its index."""
-    name = request.network.copying_channel(request.where)
-    channels = tuple(dict.fromkeys((*request.network.channels, name)))
-    return channels, channels.index(name)
-
-
-def _plan(
-    request: Request,
-    pieces: int,
-    tensors: tuple[Tensor, ...],
-    initial: list[Region],
-    goals: list[Goal],
-    made: Transfers,
-    channels: tuple[str, ...] = (),
-) -> Plan:
-    return Plan(
-        name=request.where,
-        num_ranks=request.topology.num_ranks,
-        tensors=tensors,
-        initial=tuple(sorted(region for region in initial if region.box.size)),
-        goals=tuple(sorted(goal for goal in goals if goal.box.size)),
-        columns=made.columns(),
-        channels=channels or request.network.channels or (DEFAULT_CHANNEL,),
-        origins=(request.origin(pieces),),
-    )

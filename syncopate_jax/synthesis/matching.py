@@ -37,13 +37,11 @@ class Style:
       seed: of random ties; None: the own chunk first, peers in rotation.
       deadline: seconds by which a slow link must have delivered what its receiver's cluster has.
       pull: the receiver's queue issues a transfer, not the sender's.
-      chain: a broadcast goes along one chain of ranks, if there is one.
     """
 
     seed: int | None = None
     deadline: float = float("inf")
     pull: bool = False
-    chain: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +66,7 @@ class Sends:
         return float(self.landed.max(initial=0.0))
 
 
-def spread(network: Network, origin: Sequence[int], size: Sequence[int], style: Style) -> Sends:
+def spread(network: Network, origin: Sequence[int], size: Sequence[float], style: Style) -> Sends:
     """Brings every chunk from its origin to all members, by way of relays where needed.
 
     Args:
@@ -86,7 +84,9 @@ def spread(network: Network, origin: Sequence[int], size: Sequence[int], style: 
 class _Matching:
     """State of one run."""
 
-    def __init__(self, network: Network, origin: Sequence[int], size: Sequence[int], style: Style):
+    def __init__(
+        self, network: Network, origin: Sequence[int], size: Sequence[float], style: Style
+    ):
         self.network, self.style = network, style
         self.size = [float(one) for one in size]
         self.random = random.Random(style.seed) if style.seed is not None else None

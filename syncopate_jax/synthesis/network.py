@@ -104,6 +104,15 @@ class Network:
             np.minimum(found, found[:, k, None] + found[None, k, :], out=found)
         return found
 
+    def hops(self) -> Array:
+        """[ranks, ranks] fewest links from rank to rank; infinite where there is no way."""
+        found = np.full((self.num_ranks, self.num_ranks), np.inf)
+        found[self.src, self.dst] = 1.0
+        np.fill_diagonal(found, 0.0)
+        for k in self.ranks:
+            np.minimum(found, found[:, k, None] + found[None, k, :], out=found)
+        return found
+
     def copying_channel(self, where: str) -> str:
         """The channel on which members copy within their own memory: the fastest that can.
 
@@ -143,15 +152,15 @@ def make_network(
     if channels is None:
         names = [c.name for c in topology.channels if c.name != HOST]
         direct = _links(topology, names, members)
-        if not _cut_off(direct, heads):
+        if not cut_off(direct, heads):
             return direct
-        if not _cut_off(_links(topology, names, range(topology.num_ranks), members), heads):
+        if not cut_off(_links(topology, names, range(topology.num_ranks), members), heads):
             return _with_relays(where, topology, names, members, heads)
         names = [c.name for c in topology.channels]
     else:
         names = [topology.channel(name).name for name in dict.fromkeys(channels)]
     direct = _links(topology, names, members)
-    if not _cut_off(direct, heads):
+    if not cut_off(direct, heads):
         return direct
     return _with_relays(where, topology, names, members, heads)
 
@@ -160,7 +169,7 @@ def _with_relays(
     where: str, topology: Topology, names: list[str], members: tuple[int, ...], heads: Sequence[int]
 ) -> Network:
     whole = _links(topology, names, range(topology.num_ranks), members)
-    lost = _cut_off(whole, heads)
+    lost = cut_off(whole, heads)
     if lost:
         root, ranks = lost
         used = ", ".join(names) or "none"
@@ -222,7 +231,7 @@ def _channel_links(channel: Channel, number: int, among: Array, first: int) -> d
     }
 
 
-def _cut_off(network: Network, heads: Sequence[int]) -> tuple[int, tuple[int, ...]] | None:
+def cut_off(network: Network, heads: Sequence[int]) -> tuple[int, tuple[int, ...]] | None:
     """A head and the members it cannot reach, or None."""
     follows: list[set[int]] = [set() for _ in range(network.num_ranks)]
     for s, d in zip(network.src.tolist(), network.dst.tolist(), strict=True):

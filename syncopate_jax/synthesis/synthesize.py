@@ -10,28 +10,42 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from syncopate_jax.check.simulate import simulate
 from syncopate_jax.ir.arguments import integer
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.synthesis.bound import Bound
-from syncopate_jax.synthesis.draft import Draft, draft, one_shot_draft
+from syncopate_jax.synthesis.bundles import bundled_drafts
+from syncopate_jax.synthesis.chain import best_pieces, find_chains
+from syncopate_jax.synthesis.draft import Draft, chained, draft, one_shot_draft
 from syncopate_jax.synthesis.known import known_plans
 from syncopate_jax.synthesis.matching import Style
+from syncopate_jax.synthesis.merged import merged_drafts
 from syncopate_jax.synthesis.request import Request, make_request
 
 # Chunks a shard that are tried, as long as attempts get better with more of them.
 _PIECES = (1, 2, 4, 8, 16)
-# One tensor for all is cut finely, so that many ranks pass it on at once.
-_BROADCAST_PIECES = (1, 32, 256, 512)
 # Transfers of all attempts together beyond which no further one is begun.
-_BUDGET, _BROADCAST_BUDGET = 60_000, 120_000
+_BUDGET = 60_000
+# Transfers of one attempt at a broadcast, up to 64 ranks and beyond: matched, and along chains.
+_MATCHED, _CHAINED = {True: 40_000, False: 66_000}, {True: 150_000, False: 400_000}
+# Numbers of pieces up to which all smaller powers of two are tried.
+_CHEAP = 16
+# Ranks one after the other through which a matched broadcast's pieces go, as far as their best
+# number tells.
+_DEPTH = 16
+# Transfers of an all-to-all beyond which blocks are not sent one by one.
+_MOST_HOPS = 1_000_000
 # An attempt this near the bound needs no better one.
 _NEAR = 1.01
-# Attempts that are simulated, if they are small, or anyway.
-_FINAL, _SMALL = {True: 4, False: 2}, 4000
-# Ranks up to which templates are simulated too.
-_KNOWN = 64
+# Beyond this, overheads count, and operations that carry several shards are tried.
+_FAR = 1.1
+# Attempts that are simulated: some anyway, and more of them if they are small.
+_FINAL, _SMALL = 2, 16_000
+# Ranks up to which time is short, and templates are simulated too.
+_FEW = 64
 # Deadlines that slow links are given, as multiples of the bound.
 _DEADLINES = (1.0, 1.05, math.inf)
 
@@ -113,20 +127,35 @@ def _best(
     request: Request, counts: tuple[int, ...] | None, tries: int, seed: int, one_shot: bool
 ) -> Plan:
     least = request.bound().seconds
-    usual = _BROADCAST_PIECES if request.kind == "broadcast" else _PIECES
-    found = list(_attempts(request, counts or usual, tries, seed, least))
+    if request.kind == "broadcast":
+        found = list(_broadcasts(request, counts, tries, seed, least))
+    elif counts is None and _block_hops(request) > _MOST_HOPS:
+        found = list(bundled_drafts(request))
+    else:
+        found = list(_attempts(request, counts or _PIECES, tries, seed, least))
     if request.kind == "all_reduce" and counts is None and one_shot:
         small = one_shot_draft(request, min(one.seconds for one in found))
         found += [] if small is None else [small]
+    if counts is None and min(one.seconds for one in found) > _FAR * least:
+        found += merged_drafts(request)
+        found += bundled_drafts(request) if _block_hops(request) <= _MOST_HOPS else ()
     found.sort(key=lambda one: one.seconds)
-    plans = [
-        build() for one in found[: _FINAL[found[0].transfers < _SMALL]] for build in one.builds
-    ]
-    if counts is None and len(request.members) <= _KNOWN and found[0].seconds > _NEAR * least:
+    before = np.cumsum([0, *(one.transfers for one in found)])
+    last = max(_FINAL, int(np.searchsorted(before, _SMALL)))
+    plans = [build() for one in found[:last] for build in one.builds]
+    if counts is None and len(request.members) <= _FEW and found[0].seconds > _NEAR * least:
         plans += known_plans(request)
     if len(plans) == 1:
         return plans[0]
     return min(plans, key=lambda plan: simulate(plan, request.topology).makespan)
+
+
+def _block_hops(request: Request) -> float:
+    """Transfers of an all-to-all whose blocks are sent one by one; 0 for any other kind."""
+    if request.kind != "all_to_all" or request.after is not None:
+        return 0.0
+    members = np.array(request.members)
+    return float(request.network.hops()[np.ix_(members, members)][request.sent > 0].sum())
 
 
 def _attempts(
@@ -134,8 +163,6 @@ def _attempts(
 ) -> Iterator[Draft]:
     """Attempts with more and more pieces, until these do not pay or the budget is spent."""
     best, spent, worse = math.inf, 0, 0
-    # A broadcast's numbers of pieces lie far apart, so one that does not pay is enough.
-    budget, most = (_BROADCAST_BUDGET, 1) if request.kind == "broadcast" else (_BUDGET, 2)
     for pieces in counts:
         fastest = math.inf
         for style in _styles(request, tries, seed, least):
@@ -143,21 +170,52 @@ def _attempts(
             yield one
             fastest = min(fastest, one.seconds)
             spent += one.transfers
-            if fastest <= _NEAR * least or spent > budget:
+            if fastest <= _NEAR * least or spent > _BUDGET:
                 break
         worse = worse + 1 if fastest >= best else 0
         best = min(best, fastest)
-        if worse == most or best <= _NEAR * least or spent * 2 > budget:
+        if worse == 2 or best <= _NEAR * least or spent * 2 > _BUDGET:
             return
+
+
+def _broadcasts(
+    request: Request, counts: tuple[int, ...] | None, tries: int, seed: int, least: float
+) -> Iterator[Draft]:
+    """Attempts at a broadcast: along chains, then matched, and the best of these cut otherwise."""
+    net, few = request.network, len(request.members) <= _FEW
+    size = request.demand().sizes.sum()
+    chains = find_chains(net, request.root, request.pull)
+    if chains is not None and size:
+        most = max(_CHAINED[few] // chains.hops, 1)
+        yield chained(request, counts[0] if counts else best_pieces(chains, size, most), chains)
+    pieces = counts[0] if counts else _pieces(request, size, _MATCHED[few])
+    styles = list(_styles(request, (tries + 1) // 2, seed, least))
+    made = [(draft(request, pieces, style), style) for style in styles]
+    yield from (one for one, _ in made)
+    _, style = min(made, key=lambda pair: pair[0].seconds)
+    if counts is None and size:
+        others = [pieces >> k for k in range(1, 5 if pieces <= _CHEAP else 2)]
+        others += [pieces * 2] if few else []
+        yield from (draft(request, other, style) for other in others if other)
+
+
+def _pieces(request: Request, size: float, most: int) -> int:
+    """A power of two near the number of pieces that suits a broadcast, of at most ``most`` sends.
+
+    As of a chain of ``_DEPTH`` hops: more pieces cost overheads, fewer keep ranks waiting.
+    """
+    net = request.network
+    own = net.src == request.root
+    overhead, rate = net.overhead.max(initial=0.0), net.bandwidth[own].max(initial=0.0)
+    limit = most // max(len(request.members) - 1, 1)
+    best = math.sqrt(_DEPTH * size / rate / overhead) if overhead and rate else limit
+    return 1 << int(math.log2(min(max(best, 1.0), max(limit, 1))) + 0.5)
 
 
 def _styles(request: Request, tries: int, seed: int, least: float) -> Iterator[Style]:
     if request.kind == "all_to_all":
         yield from (Style(one) for one in (None, *range(seed, seed + tries)))
         return
-    if request.kind == "broadcast":
-        yield Style(chain=True)
-        tries = (tries + 1) // 2  # it has many pieces, so each attempt takes long
     slow = len(request.network.src) and request.network.levels().max() > 0
     for one in (None, *range(seed, seed + tries)):
         deadlines = _DEADLINES if slow else (math.inf,)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from syncopate_jax.advice import advise as advise_module
 from syncopate_jax.advice import curve
 from syncopate_jax.advice.advise import Advice, Choice, advise
 from syncopate_jax.advice.layers import MODELS, Layer, model_layers
+from syncopate_jax.advice.nodes import Nodes, nodes_of
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir import presets
+from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.topology import Topology
-from tests.synthesis.topologies import of_links
+from syncopate_jax.synthesis.synthesize import synthesize
+from tests.synthesis.topologies import both_ways, of_links
 
 IN, OUT = Layer("in", 512, 1024, True), Layer("out", 512, 512, False)
 
@@ -67,9 +74,59 @@ def test_predicts_layers_at_all_degrees_that_fit() -> None:
 def test_templates_that_lack_links_are_left_out() -> None:
     advice = advise((OUT,), presets.nodes(2, 2), tp_degrees=(4,), tokens=512, splits=(1,))
     (choice,) = advice.choices
-    assert choice.plan == "synthesis"
+    assert choice.plan in ("synthesis", "hierarchical_reduce_scatter")
     assert len(advice.refused) == 2
     assert advice.refused[0].startswith("degree 4, reduce_scatter_direct: simulate")
+
+
+def refusing(*names: str) -> Callable[..., Plan]:
+    """``synthesize``, which refuses the kinds called ``names``."""
+
+    def made(kind: str, *given: Any, **more: Any) -> Plan:
+        if kind in names:
+            raise InputError(f"{kind} is refused here")
+        return synthesize(kind, *given, **more)
+
+    return made
+
+
+def test_nodes_are_tried_by_template_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = ("all_gather", "reduce_scatter")
+    monkeypatch.setattr(advise_module, "synthesize", refusing(*both))
+    advice = advise((IN, OUT), presets.nodes(2, 2), tp_degrees=(4,), tokens=512, splits=(1, 2))
+    assert [choice.plan for choice in advice.choices] == [f"hierarchical_{kind}" for kind in both]
+    assert "degree 4, synthesis: all_gather is refused here" in advice.refused
+    assert "degree 4, synthesis: reduce_scatter is refused here" in advice.refused
+
+
+def test_a_refusal_at_one_degree_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advise_module, "synthesize", refusing("reduce_scatter"))
+    # Ranks in a row, each joined to the next: no template of a reduce-scatter fits four of them.
+    row = of_links("row", 4, both_ways((0, 1), (1, 2), (2, 3)))
+    row = replace(row, channels=(replace(row.channels[0], name="nvlink"),))
+    advice = advise((IN, OUT), row, tokens=512, splits=(1,))
+    assert advice.degrees == (1, 2)
+    assert advice.refused[-2:] == (
+        "degree 4, synthesis: reduce_scatter is refused here",
+        "degree 4: no plan serves layer out",
+    )
+    with pytest.raises(InputError, match=r"no degree can be used on topology row:\n  degree 4, "):
+        advise((IN, OUT), row, tp_degrees=(4,), tokens=512, splits=(1,))
+
+
+def test_nodes_are_read_from_links() -> None:
+    assert nodes_of(presets.nodes(2, 3)) == Nodes((3, 3), "nvlink", "nic")
+    assert nodes_of(presets.h200_nvlink(4)) is None
+    assert nodes_of(presets.ring(1)) is None
+    assert nodes_of(of_links("apart", 2, {(0, 1): 1e9})) is None
+    # Slow links that do not join all: no agent could reach every other node.
+    bridge = of_links(
+        "bridge", 6, both_ways((0, 1), (2, 3), (4, 5)),
+        both_ways((0, 2), (2, 4), (1, 3), (3, 5), bandwidth=10e9),
+    )  # fmt: skip
+    assert nodes_of(bridge) is None
+    mixed = of_links("mixed", 4, both_ways((0, 2), (1, 3)), both_ways((0, 1), bandwidth=10e9))
+    assert nodes_of(mixed) is None
 
 
 @pytest.mark.parametrize(

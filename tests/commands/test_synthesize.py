@@ -64,6 +64,18 @@ def test_nothing_to_move(capsys: pytest.CaptureFixture[str]) -> None:
         (("--shape", "4,4", "--ranks", "0"), "--ranks must be at least 1, found 0"),
         (("--shape", "4,4", "--group", "0,9"), "group has ranks [9], topology h200_nvlink has 8"),
         (("--shape", "4,4", "--topology", "T", "--ranks", "3"), "--ranks is 3, "),
+        (
+            ("--shape", "4,4", "--topology", "nodes:2x2", "--ranks", "8"),
+            "--ranks is 8, nodes:2x2 has 4 ranks",
+        ),
+        (
+            ("--shape", "4,4", "--topology", "nodes:129x8"),
+            "--topology nodes:129x8 has 1032 ranks, plans are made for at most 1024",
+        ),
+        (
+            ("--shape", "4,4", "--ranks", "5000"),
+            "--topology h200 has 5000 ranks, plans are made for at most 1024",
+        ),
         (("--shape", "4,4", "--topology", "mesh"), "no topology preset is called 'mesh'"),
         (("--shape", "4,4", "--channels", "x"), "no channel 'x'"),
     ],

@@ -1,4 +1,4 @@
-"""The steps of synthesis one by one: network, matching, paths, times, pace, bound and chain."""
+"""The steps of synthesis one by one: network, matching, paths, times and pace."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from syncopate_jax.errors import InputError
 from syncopate_jax.ir import presets
 from syncopate_jax.ir.comm import COLLECTIVES
 from syncopate_jax.ir.topology import Topology
-from syncopate_jax.synthesis.bound import Demand, lower_bound
-from syncopate_jax.synthesis.chain import chain_links
 from syncopate_jax.synthesis.dispatch import Blocks, choose_paths
 from syncopate_jax.synthesis.draft import draft
 from syncopate_jax.synthesis.known import known_plans
@@ -113,17 +111,6 @@ def test_what_is_held_back_waits_for_a_landing() -> None:
     assert (waiter.tolist(), awaited.tolist()) == ([1], [0])
 
 
-def test_a_chain_visits_every_member_once() -> None:
-    net = network(presets.torus(2, 4))
-    links = chain_links(net, 3)
-    assert links is not None
-    visited = [3, *net.dst[links].tolist()]
-    assert sorted(visited) == list(range(8))
-    assert net.src[links].tolist() == visited[:-1]
-    assert chain_links(network(star(3)), 0) is None
-    assert chain_links(network(line(4), (0, 3)), 0) is None
-
-
 def test_templates_that_a_topology_carries_are_attempts() -> None:
     def names(topology: Topology, kind: str = "all_gather", **arguments: object) -> set[str]:
         request = make_request(kind, topology, (24, 4), **arguments)  # type: ignore[arg-type]
@@ -134,48 +121,6 @@ def test_templates_that_a_topology_carries_are_attempts() -> None:
     assert names(presets.h200_nvlink(4), "all_reduce", mode="pull") == {"all_reduce_two_shot"}
     assert names(presets.ring(4), "all_to_all") == set()
     assert names(presets.ring(6), group=(0, 1, 2)) == names(presets.nodes(2, 2)) == set()
-
-
-def seconds(topology: Topology, kind: str, sizes: object, pull: bool = False) -> dict[str, float]:
-    found = lower_bound(network(topology), Demand(kind, np.array(sizes, float)), pull)
-    return {name: getattr(found, name) for name in ("cut", "work", "issue", "path")}
-
-
-def test_bound_of_a_line() -> None:
-    first, speed = LATENCY + OVERHEAD, 100e9
-    found = seconds(line(3), "all_gather", [1e6, 2e6, 4e6])
-    # Rank 0 takes in 6 MB over its one link; 14 MB are delivered by three queues; rank 2's 4 MB
-    # come to rank 0 by way of rank 1.
-    assert found["cut"] == pytest.approx(first + 6e6 / speed)
-    assert found["work"] == pytest.approx(first + 14e6 / (3 * speed))
-    assert found["path"] == pytest.approx(2 * first + 4e6 / speed)
-    back = seconds(line(3), "reduce_scatter", [1e6, 2e6, 4e6])
-    assert back["cut"] == found["cut"] and back["path"] == pytest.approx(found["path"])
-    assert seconds(line(3), "all_reduce", [1e6] * 3)["work"] == pytest.approx(
-        first + 12e6 / (3 * speed)
-    )
-    blocks = seconds(line(3), "all_to_all", [[0, 1e6, 1e6], [1e6, 0, 1e6], [1e6, 1e6, 0]])
-    assert blocks["work"] == pytest.approx(first + 8e6 / (3 * speed))
-    assert blocks["cut"] == pytest.approx(first + 2e6 / speed)
-
-
-def test_bound_of_a_root_that_pushes_to_one_at_a_time() -> None:
-    ring = presets.ring(4)
-    pushed = seconds(ring, "broadcast", [1e9, 0, 0, 0])
-    pulled = seconds(ring, "broadcast", [1e9, 0, 0, 0], pull=True)
-    speed = float(ring.channels[0].bandwidth[0, 1])
-    assert pushed["issue"] == pytest.approx(13e-6 + 1e9 / speed)
-    assert pushed["work"] < pushed["issue"] and pulled["issue"] == pytest.approx(pushed["issue"])
-
-
-def test_bound_of_clusters_in_an_all_reduce() -> None:
-    found = seconds(presets.nodes(4, 2), "all_reduce", [1e9 / 8] * 8)
-    # 2 (4 - 1) transfers of 1 GB between nodes, over 8 adapters of 50 GB/s.
-    assert found["cut"] == pytest.approx(7e-6 + 6e9 / 400e9)
-
-
-def test_bound_of_nothing() -> None:
-    assert set(seconds(line(3), "all_gather", [0, 0, 0]).values()) == {0.0}
 
 
 def test_unknown_channels_are_refused() -> None:
