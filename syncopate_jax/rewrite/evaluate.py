@@ -259,10 +259,10 @@ class _Program:
         stack = list(values)
         while stack:
             value = stack[-1]
-            if value in known or value.node is None:
+            if value in known or self._is_given(value):
                 stack.pop()
                 continue
-            missing = [x for x in self._reads(value) if x not in known and x.node is not None]
+            missing = [x for x in self._reads(value) if x not in known and not self._is_given(x)]
             if missing:
                 stack += missing
             elif value in self.taken.made:
@@ -270,8 +270,12 @@ class _Program:
             elif value in self.taken.rebuilt:
                 one = self.taken.rebuilt[value]
                 known[value] = _typed(one.apply(*(_look(x, known) for x in one.reads)), value)
-            else:
+            elif value.node is not None:
                 self._run(value.node, known)
+
+    def _is_given(self, value: Value) -> bool:
+        """Whether nothing makes a value: inputs and constants."""
+        return value.node is None and value not in self.taken.rebuilt
 
     def _reads(self, value: Value) -> Sequence[Value]:
         """What must be known before the value can be made."""

@@ -7,8 +7,11 @@ and parts that anything else reads, are made from that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +21,7 @@ from jax import lax
 from syncopate_jax.rewrite import graph as graphs
 from syncopate_jax.rewrite import swaps
 from syncopate_jax.rewrite.graph import Graph, Node, Value
-from syncopate_jax.rewrite.ring_values import Ints, Known, Part, Stack, is_number
+from syncopate_jax.rewrite.ring_values import Ints, Known, Part, Stack, Sum
 from syncopate_jax.rewrite.steps import Step
 from syncopate_jax.rewrite.swaps import Kept, Rebuilt, Swap
 
@@ -77,6 +80,7 @@ class Chooser:
       program: the body.
       axis, ranks: the mesh axis, and its extent.
       known: what each value of the body is.
+      rows: the arrays that steps of loops get, each as a row of another.
       refuses: why a backend does not do an operator; None if it does.
     """
 
@@ -84,6 +88,7 @@ class Chooser:
     axis: str
     ranks: int
     known: dict[Value, Known]
+    rows: Mapping[Value, tuple[Value, int]]
     refuses: Callable[[Swap], str | None]
 
     def choose(self, candidates: Sequence[Ring], rings: Rings) -> None:
@@ -91,21 +96,20 @@ class Chooser:
         chosen, dead = list(candidates), _dead(self.program)
         while chosen:
             gone, needed = self._give_up(chosen, dead)
-            made = [self._realise(*group) for group in self._groups(chosen, needed)]
+            found, rebuilt = self._realise(chosen, needed)
             bad = {ring: _USED for ring in chosen if not _is_gone(ring, gone)}
-            needs = {one.value: one.reads for _, _, more in made for one in more}
-            for ring, swap, _ in made:
-                needs |= dict.fromkeys([swap.result], _ends(ring))
-                needs |= dict.fromkeys([swap.kept.value] if swap.kept else [], _ends(ring))
-            for ring, swap, _ in made:
+            needs = {one.value: one.reads for one in rebuilt}
+            for ring, swap in found:
+                made = [swap.result, *([swap.kept.value] if swap.kept else ())]
+                needs |= dict.fromkeys(made, _ends(ring))
+            for ring, swap in found:
                 if swap.kept and _waits(_ends(ring), swap.kept.value, needs):
                     bad.setdefault(ring, _USED)
                 if reason := self.refuses(swap):
                     bad.setdefault(ring, reason)
             if not bad:
-                rings.found += [swap for _, swap, _ in made]
-                rings.rebuilt += [one for _, _, more in made for one in more]
-                rings.rebuilt += [self._cut(value) for value in needed if self._is_home(value)]
+                rings.found += [swap for _, swap in found]
+                rings.rebuilt += rebuilt
                 rings.gone |= gone
                 return
             for ring, reason in bad.items():
@@ -122,6 +126,7 @@ class Chooser:
         ends = {value for ring in chosen for value in _ends(ring)}
         sources = {ring.source for ring in chosen if ring.source is not None}
         behind = {node for ring in chosen for node in _behind(ring)}
+        behind |= {node for node in self.program.nodes if ring_axes(node) == {self.axis}}
         gone, needed = set(dead), []
         for node in sorted(behind, key=lambda n: -n.index):
             read = [
@@ -133,86 +138,127 @@ class Chooser:
             if not node.side_effects and all(self._can_make(out, sources) for out in read):
                 gone.add(node)
                 needed += read
-                ends.update(filter(None, map(self._made_of, read)))
+                ends |= {part.source for out in read for part in self._parts(out)}
         return {node for node in gone if node in behind or ring_axes(node)}, needed
 
-    def _groups(
-        self, chosen: Sequence[Ring], needed: Sequence[Value]
-    ) -> Iterator[tuple[Ring, list[Ring], list[Value]]]:
-        """The first ring that gathers an array, the others that do, and parts that are read."""
-        first: dict[tuple[Value, int], Ring] = {}
-        for ring in chosen:
-            first.setdefault((ring.source or ring.swap.result, ring.dim), ring)
-        served: set[Value] = set()
-        for (source, dim), leader in first.items():
-            others = [r for r in chosen if r is not leader and (r.source, r.dim) == (source, dim)]
-            values = [
-                v
-                for v in needed
-                if self._made_of(v) is source and not self._is_home(v) and v not in served
-            ]
-            served.update(values)
-            yield leader, others, values
+    def _parts(self, value: Value) -> list[Part]:
+        """The parts of arrays that a value is made of."""
+        found: list[Part] = []
+        for item in self._items(value):
+            if isinstance(item, Sum):
+                found += [part for term in item.terms for part in (term.lhs, term.rhs)]
+            elif isinstance(item, Part):
+                found.append(item)
+        return found
 
     def _items(self, value: Value) -> tuple[Known, ...]:
         known = self.known.get(value)
         return known.items if isinstance(known, Stack) else (known,)
 
-    def _made_of(self, value: Value) -> Value | None:
-        """The one array of whose parts a value is made; None if it is made of none or of others."""
-        sources = {item.source for item in self._items(value) if isinstance(item, Part)}
-        return sources.pop() if len(sources) == 1 else None
-
-    def _is_home(self, value: Value) -> bool:
-        """Whether a value is made of numbers, and of parts of what its rank has."""
-        return not any(isinstance(x, Part) and not x.at_home() for x in self._items(value))
-
     def _can_make(self, value: Value, sources: set[Value]) -> bool:
-        """Whether a value can be made without what goes around."""
-        items = self._items(value)
-        source = self._made_of(value)
-        if source is value or not all(isinstance(item, Part | Ints) for item in items):
-            return False
-        if source is None:
-            return is_number(self.known.get(value))
-        return source in sources or self._is_home(value)
+        """Whether a value can be made without what goes around.
+
+        A sum of products only where it is one of several results of a loop: elsewhere the products
+        are there anyway.
+        """
+        kinds: Any = Part | Ints
+        if value.node is not None and len(value.node.outputs) > 1:
+            kinds |= Sum
+        return all(isinstance(item, kinds) for item in self._items(value)) and all(
+            part.source is not value and (part.at_home() or part.source in sources)
+            for part in self._parts(value)
+        )
 
     def _realise(
-        self, leader: Ring, others: Sequence[Ring], values: Sequence[Value]
-    ) -> tuple[Ring, Swap, list[Rebuilt]]:
-        """The operator of a ring, and what is made of what it gathers."""
-        swap, source, dim = leader.swap, leader.source, leader.dim
-        if source is None or not (others or values):
-            return leader, swap, []
-        extent = source.aval.shape[dim]
-        shape = tuple(n * self.ranks if d == dim else n for d, n in enumerate(source.aval.shape))
-        whole = Value(source.aval.update(shape=shape), swap.result.node)
-        names = (*(ring.swap.dot.name for ring in others), *("dynamic_slice" for _ in values))
-        kept = Kept(whole, (Step(swaps.reshaper(shape)),), names)
-        made = [_product(ring, whole) for ring in others]
-        step = np.eye(len(shape), dtype=int)[dim] * extent
-        made += [self._cut(value, whole, step) for value in values]
-        return leader, replace(swap, kept=kept), made
+        self, chosen: Sequence[Ring], needed: Sequence[Value]
+    ) -> tuple[list[tuple[Ring, Swap]], list[Rebuilt]]:
+        """The operators: of several rings that gather one array that of the first.
 
-    def _cut(self, value: Value, whole: Value | None = None, step: np.ndarray | int = 0) -> Rebuilt:
-        """Parts of an array, numbers, or a stack of such; a rank's block is ``step`` behind that of
-        the rank before it, in each dimension, in the ``whole`` array."""
-        source = whole or self._made_of(value)
+        And what is made of what they gather.
+        """
+        first: dict[tuple[Value, int], Ring] = {}
+        for ring in chosen:
+            first.setdefault((ring.source or ring.swap.result, ring.dim), ring)
+        found: list[tuple[Ring, Swap]] = []
+        rebuilt: list[Rebuilt] = []
+        wholes: dict[Value, _Whole] = {}
+        for (source, dim), leader in first.items():
+            others = [r for r in chosen if r is not leader and (r.source, r.dim) == (source, dim)]
+            readers = [
+                "dynamic_slice"
+                for value in needed
+                if any(p.source is source and not p.at_home() for p in self._parts(value))
+            ]
+            if leader.source is None or source in wholes or not (others or readers):
+                found.append((leader, leader.swap))
+                continue
+            wholes[source] = whole = _Whole.of(leader, dim, self.ranks)
+            rebuilt += [_product(ring, whole.value) for ring in others]
+            undo = (Step(swaps.reshaper(whole.value.aval.shape)),)
+            names = (*(ring.swap.dot.name for ring in others), *readers)
+            found.append((leader, replace(leader.swap, kept=Kept(whole.value, undo, names))))
+        read = [part.source for value in needed for part in self._parts(value)]
+        read += [value for ring in chosen for value in _ends(ring)]
+        for row in dict.fromkeys(value for value in read if value in self.rows):
+            array, at = self.rows[row]
+            rebuilt.append(Rebuilt(row, (array,), _row(at)))
+        return found, rebuilt + [self._make_again(value, wholes) for value in needed]
 
-        def part(item: Known, *arrays: jax.Array) -> jax.Array:
-            me = lax.axis_index(self.axis)
-            if isinstance(item, Ints):
-                return jnp.asarray(item.at.astype(value.aval.dtype))[me]
-            assert isinstance(item, Part)
-            starts = item.starts + item.ranks[:, None] * step
-            at = [jnp.asarray(start)[me] for start in starts.T]
-            return lax.dynamic_slice(arrays[0], at, item.shape)
+    def _make_again(self, value: Value, wholes: Mapping[Value, _Whole]) -> Rebuilt:
+        """Numbers, parts of arrays, sums of products of such, or a stack of these."""
+        away = {p.source for p in self._parts(value) if not p.at_home()}
+        home = {p.source for p in self._parts(value) if p.at_home()}
+        reads = [wholes[source].value for source in away] + [*home]
 
         def apply(*arrays: jax.Array) -> jax.Array:
-            parts = [part(item, *arrays) for item in self._items(value)]
-            return jnp.stack(parts) if isinstance(self.known[value], Stack) else parts[0]
+            given = dict(zip(reads, arrays, strict=True))
+            me = lax.axis_index(self.axis)
 
-        return Rebuilt(value, (source,) if source else (), apply)
+            def part(item: Part) -> jax.Array:
+                whole = None if item.at_home() else wholes[item.source]
+                starts = item.starts + (item.ranks[:, None] * whole.step if whole else 0)
+                at = [jnp.asarray(start)[me] for start in starts.T]
+                return lax.dynamic_slice(
+                    given[whole.value if whole else item.source], at, item.shape
+                )
+
+            def make(item: Known) -> jax.Array:
+                if isinstance(item, Ints):
+                    return jnp.asarray(item.at.astype(value.aval.dtype))[me]
+                if isinstance(item, Part):
+                    return part(item)
+                assert isinstance(item, Sum)
+                products = [
+                    lax.transpose(term.dot.bind([part(term.lhs), part(term.rhs)])[0], term.order)
+                    for term in item.terms
+                ]
+                return functools.reduce(operator.add, products)
+
+            made = [make(item) for item in self._items(value)]
+            return jnp.stack(made) if isinstance(self.known[value], Stack) else made[0]
+
+        return Rebuilt(value, tuple(reads), apply)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Whole:
+    """What an operator gathers: the value, and in each dimension how far a rank's block is behind
+    that of the rank before it."""
+
+    value: Value
+    step: np.ndarray
+
+    @staticmethod
+    def of(ring: Ring, dim: int, ranks: int) -> _Whole:
+        assert ring.source is not None
+        aval = ring.source.aval
+        shape = tuple(n * ranks if d == dim else n for d, n in enumerate(aval.shape))
+        step = np.eye(len(shape), dtype=int)[dim] * aval.shape[dim]
+        return _Whole(Value(aval.update(shape=shape), ring.swap.result.node), step)
+
+
+def _row(at: int) -> Callable[[jax.Array], jax.Array]:
+    return lambda x: x[at]
 
 
 _USED = "with a dot, but what goes around is used elsewhere too"

@@ -10,7 +10,7 @@ it, and nothing that it goes into is understood either.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -159,12 +159,15 @@ class Reader:
     Attributes:
       axis: the mesh axis.
       ranks: its extent.
+      rows: what steps of loops get of an array of the program, by which row it is.
       spoilt: the first operation that used what goes around in a way that is not followed.
     """
 
     axis: str
     ranks: int
     spoilt: Node | None = None
+    rows: dict[Value, tuple[Value, int]] = field(default_factory=dict)
+    _rows: dict[tuple[Value, int], Value] = field(default_factory=dict)
 
     def results(self, node: Node, args: Sequence[Known]) -> list[Known]:
         """What is known of an operation's results."""
@@ -217,6 +220,12 @@ class Reader:
     def _item(self, value: Value, known: Known, at: int) -> Known:
         if isinstance(known, Stack):
             return known.items[at]
+        if isinstance(known, Part) and known.source is value and value.aval.ndim > 1:
+            if (value, at) not in self._rows:
+                row = Value(value.aval.update(shape=value.aval.shape[1:]), value.node)
+                self._rows[value, at] = row
+                self.rows[row] = (value, at)
+            return own(self._rows[value, at], self.ranks)
         counted = value.node is not None and value.node.name == "iota"
         return Ints(np.full(self.ranks, at)) if counted and value.aval.ndim == 1 else None
 

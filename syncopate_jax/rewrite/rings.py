@@ -65,7 +65,7 @@ def _find_along(
             if ring is not None:
                 env[value] = own(value, ranks)
                 candidates.append(ring)
-    Chooser(program, axis, ranks, env, refuses).choose(candidates, rings)
+    Chooser(program, axis, ranks, env, reader.rows, refuses).choose(candidates, rings)
     for value in program.outputs:
         if is_number(known := env.get(value)):
             rings.numbers.setdefault(value, {})[axis] = known
