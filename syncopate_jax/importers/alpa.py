@@ -22,9 +22,9 @@ from syncopate_jax.importers.alpa_strategies import Strategy, read_strategy
 from syncopate_jax.importers.dot_formula import MAX_NDIM, dot_formula
 from syncopate_jax.importers.hlo_ops import HloOp
 from syncopate_jax.importers.json_fields import Field, read_json
-from syncopate_jax.importers.program import ImportedCollective, ImportedProgram, Reader, from_move
-from syncopate_jax.importers.replica_groups import MAX_RANKS, AxisRef, NamedMesh, make_mesh
-from syncopate_jax.importers.resharding import Move, reshard, with_shapes
+from syncopate_jax.importers.program import ImportedCollective, ImportedProgram, Reader, from_moves
+from syncopate_jax.importers.replica_groups import MAX_RANKS, NamedMesh, make_mesh
+from syncopate_jax.importers.resharding import reshard, with_shapes
 from syncopate_jax.importers.shardings import Derived, derive
 from syncopate_jax.ir.plan import ITEM_SIZES
 from syncopate_jax.registry import importers
@@ -86,7 +86,7 @@ class _Plan:
         collectives: list[ImportedCollective] = []
         for name, derived, dtypes, notes in self._contractions():
             contractions.append((name, derived))
-            collectives += self._moves(name, derived, derived.moves, dtypes, notes)
+            collectives += from_moves(name, derived, self.devices, dtypes, notes)
         if "reshardings" in self.fields:
             for item in self.fields["reshardings"].items():
                 collectives += self._resharding(item)
@@ -296,32 +296,7 @@ class _Plan:
         derived = Derived(letters, "", "", self.devices.axes, moves, (), None, ())
         dtype = fields["dtype"].one_of(sorted(ITEM_SIZES))
         notes = (("stage", str(fields["stage"].integer())),) if "stage" in fields else ()
-        return self._moves(fields["name"].text(), derived, moves, {"lhs": dtype}, notes)
-
-    def _moves(
-        self,
-        name: str,
-        derived: Derived,
-        moves: Sequence[Move],
-        dtypes: Mapping[str, str],
-        notes: tuple[tuple[str, str], ...],
-    ) -> list[ImportedCollective]:
-        made: list[ImportedCollective] = []
-        for move in moves:
-            if move.kind != "slice":
-                groups = self.devices.groups([AxisRef(n) for n in move.axis_names])
-                made.append(
-                    from_move(
-                        f"{name}:{move.kind}.{len(made)}",
-                        derived,
-                        move,
-                        math.prod(self.mesh),
-                        groups,
-                        dtype=dtypes[move.place],
-                        notes=(("move", str(move)), *notes),
-                    )
-                )
-        return made
+        return from_moves(fields["name"].text(), derived, self.devices, {"lhs": dtype}, notes)
 
     def _notes(self) -> Iterator[tuple[str, str]]:
         yield "logical_mesh_shape", str(self.mesh)

@@ -16,7 +16,7 @@ from syncopate_jax.importers import hlo_text, stablehlo_text
 from syncopate_jax.importers.exchange import PERMUTE
 from syncopate_jax.importers.hlo_ops import ArrayType, HloGraph, HloOp
 from syncopate_jax.importers.hlo_pairs import Uses, find_pair, find_uses
-from syncopate_jax.importers.hlo_shardings import sharded_dots
+from syncopate_jax.importers.hlo_shardings import find_implied
 from syncopate_jax.importers.program import ImportedCollective, ImportedProgram, Reader
 from syncopate_jax.importers.replica_groups import Groups, fault, global_groups
 from syncopate_jax.registry import importers
@@ -30,6 +30,11 @@ KINDS = {
     "collective-broadcast": "broadcast",
 }
 REDUCTIONS = {"add": "sum", "maximum": "max"}
+GSPMD = (
+    "mhlo.sharding",
+    "shardings of GSPMD are not read; import the partitioned HLO, or lower with "
+    "jax_use_shardy_partitioner on",
+)
 OTHERS = {
     "ragged-all-to-all": "its counts are known only when it runs",
     "send": "sends and receives name no partner in the text",
@@ -54,7 +59,10 @@ def import_hlo(text: str) -> ImportedProgram:
     is_mlir = re.match(r"module\b|#\w+ =", stripped) is not None
     graph = stablehlo_text.parse(text) if is_mlir else hlo_text.parse(text)
     source = "stablehlo" if is_mlir else "hlo"
-    return _Importer(graph, source, find_uses(graph), _trip_counts(graph)).program()
+    found = _Importer(graph, source, find_uses(graph), _trip_counts(graph)).program()
+    if is_mlir and "mhlo.sharding" in text:
+        found = replace(found, skipped=(*found.skipped, GSPMD))
+    return found
 
 
 importers.register("hlo")(Reader(import_hlo, "partitioned HLO or StableHLO text, as JAX prints it"))
@@ -76,8 +84,8 @@ class _Importer:
                 found += self._collectives(op, base)
             elif op.opcode in OTHERS:
                 skipped.append((op.name, OTHERS[op.opcode]))
-        contractions, moved, left = sharded_dots(self.graph)
-        skipped += left
+        implied = find_implied(self.graph, self.uses)
+        skipped += implied.left
         notes = [
             (f"sharding of {op.name}", op.texts["sharding"])
             for op in self.graph.every()
@@ -87,8 +95,8 @@ class _Importer:
             name=self.graph.name,
             source=self.source,
             num_ranks=self.graph.replicas * self.graph.partitions,
-            collectives=(*found, *moved),
-            contractions=contractions,
+            collectives=tuple(sorted((*found, *implied.collectives), key=_line)),
+            contractions=tuple(implied.contractions),
             skipped=tuple(skipped),
             notes=tuple(notes),
         )
@@ -185,7 +193,7 @@ class _Importer:
     def _type(self, op: HloOp, operand: str) -> ArrayType:
         name, _, place = operand.partition("#")
         source = self.graph.ops[op.computation].get(name)
-        if source is None:
+        if source is None or (op.operand_types and not source.types):
             # StableHLO: an argument of a region. A collective says its operands' types as well.
             return self._stated(op, op.operands.index(operand))
         at = int(place or 0)
@@ -254,6 +262,10 @@ class _Importer:
 
     def _fail(self, op: HloOp, message: str) -> NoReturn:
         raise FormatError(f"{self.source}: line {op.line}: {op.opcode} {op.name}: {message}")
+
+
+def _line(one: ImportedCollective) -> int:
+    return int(dict(one.notes)["line"])
 
 
 def _trip_counts(graph: HloGraph) -> dict[str, str]:

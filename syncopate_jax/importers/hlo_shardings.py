@@ -1,101 +1,149 @@
-"""Contractions of a program not yet partitioned: what the shardings around them imply."""
+"""What the shardings in a StableHLO program imply: of its contractions, and where they change."""
 
 from __future__ import annotations
 
-import re
-
-from jax.sharding import PartitionSpec
+import math
+from dataclasses import dataclass, field
 
 from syncopate_jax.errors import InputError
-from syncopate_jax.importers.dot_formula import dot_formula
+from syncopate_jax.importers.dot_formula import MAX_NDIM, dot_formula
 from syncopate_jax.importers.hlo_ops import HloGraph, HloOp
-from syncopate_jax.importers.program import ImportedCollective, from_move
-from syncopate_jax.importers.replica_groups import AxisRef, NamedMesh
+from syncopate_jax.importers.hlo_pairs import Uses
+from syncopate_jax.importers.program import ImportedCollective, from_moves
+from syncopate_jax.importers.replica_groups import NamedMesh
+from syncopate_jax.importers.resharding import reshard, with_shapes
 from syncopate_jax.importers.shardings import Derived, derive
-
-_SHARDING = re.compile(r"<@([\w.$\-]+), \[(.*?)\](?:, replicated=\{[^{}]*\})?>")
-_DIM = re.compile(r"\{([^{}]*)\}")
-
-Found = tuple[
-    tuple[tuple[str, Derived], ...], tuple[ImportedCollective, ...], tuple[tuple[str, str], ...]
-]
+from syncopate_jax.importers.stated_shardings import CONSTRAINT, Stated
 
 
-def sharded_dots(graph: HloGraph) -> Found:
-    """The contractions whose operands and result have shardings, their moves as collectives, and
-    those left alone with the reason."""
-    contractions: list[tuple[str, Derived]] = []
-    moved: list[ImportedCollective] = []
-    left: list[tuple[str, str]] = []
+@dataclass(slots=True)
+class Implied:
+    """What the shardings of a program imply.
+
+    Attributes:
+      contractions: what each contraction does, by name.
+      collectives: the moves of contractions, and of values that are resharded elsewhere.
+      left: the contractions left alone, with the reason.
+    """
+
+    contractions: list[tuple[str, Derived]] = field(default_factory=list)
+    collectives: list[ImportedCollective] = field(default_factory=list)
+    left: list[tuple[str, str]] = field(default_factory=list)
+
+
+def find_implied(graph: HloGraph, uses: Uses) -> Implied:
+    """The contractions and reshardings of a program that the partitioner has not seen yet."""
+    implied = Implied()
+    if not graph.meshes or not any("sharding" in op.texts for op in graph.every()):
+        return implied
+    finder = _Finder(graph, uses, Stated(graph, uses), implied)
     for op in graph.every():
-        if op.opcode != "dot" or not graph.meshes:
-            continue
-        texts = _texts(graph, op)
-        if texts is None:
-            continue
+        if op.opcode == "dot":
+            finder.contraction(op)
+    for op in graph.every():
+        if op.opcode == CONSTRAINT and (op.computation, op.name) not in finder.taken:
+            finder.resharding(op)
+    return implied
+
+
+@dataclass(slots=True)
+class _Finder:
+    graph: HloGraph
+    uses: Uses
+    stated: Stated
+    implied: Implied
+    taken: set[tuple[str, str]] = field(default_factory=set)  # constraints that contractions do
+
+    def contraction(self, dot: HloOp) -> None:
+        if dot.computation in self.stated.local:
+            return
+        name = f"{dot.computation}:{dot.name}"
         try:
-            name = f"{op.computation}:{op.name}"
-            derived, mesh = _derive(graph, op, texts)
-            contractions.append((name, derived))
-            moved += _collectives(name, op, derived, mesh)
+            derived, mesh = self._derive(dot)
         except InputError as error:
-            left.append((op.name, str(error)))
-    return tuple(contractions), tuple(moved), tuple(left)
+            self.implied.left.append((dot.name, str(error)))
+            return
+        self.implied.contractions.append((name, derived))
+        dtypes = dict.fromkeys(("lhs", "rhs"), dot.operand_types[0].dtype)
+        dtypes["out"] = dot.types[0].dtype
+        notes = (("line", str(dot.line)),)
+        self.implied.collectives += from_moves(name, derived, mesh, dtypes, notes)
 
-
-def _texts(graph: HloGraph, dot: HloOp) -> list[str] | None:
-    """The shardings of both operands and the result as printed, None if one has none."""
-    ops = graph.ops[dot.computation]
-    sources = [ops.get(name) for name in dot.operands]
-    users = [
-        op
-        for op in ops.values()
-        if op.opcode == "sdy.sharding-constraint" and op.operands[:1] == (dot.name,)
-    ]
-    results = [op for op in (dot, *users[:1]) if "sharding" in op.texts]
-    if len(sources) != 2 or not results or any(s is None for s in sources):
-        return None
-    found = [source.texts.get("sharding", "") for source in sources if source is not None]
-    found.append(results[-1].texts["sharding"])
-    return found if all(found) else None
-
-
-def _derive(graph: HloGraph, dot: HloOp, texts: list[str]) -> tuple[Derived, NamedMesh]:
-    shapes = [array.shape for array in dot.operand_types]
-    names, specs = zip(*(_spec(text) for text in texts), strict=True)
-    if len(set(names)) != 1 or names[0] not in graph.meshes:
-        raise InputError(f"its shardings are over meshes {', '.join(names)}; one is needed")
-    mesh = graph.meshes[names[0]]
-    formula = dot_formula(dot, shapes)
-    derived = derive(formula, *specs, shapes=(shapes[0], shapes[1]), mesh=dict(mesh.axes))
-    return derived, mesh
-
-
-def _spec(text: str) -> tuple[str, PartitionSpec]:
-    """Mesh and partition of ``<@mesh, [{"x"}, {}]>``."""
-    found = _SHARDING.search(text)
-    if found is None:
-        raise InputError(f"sharding {text[:80]!r} is not understood")
-    entries = []
-    for dim in _DIM.findall(found[2]):
-        axes = [axis.strip() for axis in dim.split(",") if axis.strip()]
-        if any(not re.fullmatch(r'"[^"]*"', axis) for axis in axes):
-            raise InputError(f"sharding {text[:80]!r} leaves a dimension open or cuts an axis")
-        entries.append(tuple(axis[1:-1] for axis in axes))
-    return found[1], PartitionSpec(*entries)
-
-
-def _collectives(
-    name: str, dot: HloOp, derived: Derived, mesh: NamedMesh
-) -> list[ImportedCollective]:
-    moves = [move for move in derived.moves if move.kind != "slice"]
-    dtype = dot.operand_types[0].dtype
-    made = []
-    for place, move in enumerate(moves):
-        groups = mesh.groups([AxisRef(axis) for axis in move.axis_names])
-        notes = (("line", str(dot.line)), ("move", str(move)))
-        label = f"{name}:{move.kind}.{place}"
-        made.append(
-            from_move(label, derived, move, len(mesh.devices), groups, dtype=dtype, notes=notes)
+    def resharding(self, op: HloOp) -> None:
+        """The moves of a constraint whose operand is sharded in another way."""
+        try:
+            before = self.stated.of(op.computation, op.operands[0])
+            after = self.stated.own(op)
+        except (InputError, IndexError):
+            return  # what is open says nothing
+        shape = op.types[0].shape if op.types else ()
+        if before is None or after is None or before.mesh != after.mesh:
+            return
+        ndim = len(shape)
+        if not len(before.entries) == len(after.entries) == ndim or not 0 < ndim <= MAX_NDIM:
+            return
+        letters = "abcdefgh"[:ndim]
+        sizes = dict(before.mesh.axes)
+        held, wanted = (dict(zip(letters, s.entries, strict=True)) for s in (before, after))
+        first, last = (
+            [math.prod(sizes[axis] for axis in names) for names in one.entries]
+            for one in (before, after)
         )
-    return made
+        if any(n % a or n % b for n, a, b in zip(shape, first, last, strict=True)):
+            return
+        local = tuple(n // ranks for n, ranks in zip(shape, first, strict=True))
+        moves, _ = with_shapes(reshard("lhs", letters, held, wanted), letters, local, sizes)
+        alone = Derived(letters, "", "", before.mesh.axes, moves, (), None, ())
+        name, dtypes = f"{op.computation}:{op.name}", {"lhs": op.types[0].dtype}
+        notes = (("line", str(op.line)),)
+        self.implied.collectives += from_moves(name, alone, before.mesh, dtypes, notes)
+
+    def _derive(self, dot: HloOp) -> tuple[Derived, NamedMesh]:
+        """What a contraction does, with the reshardings of its operands and result."""
+        at, shapes = dot.computation, [array.shape for array in dot.operand_types]
+        formula = dot_formula(dot, shapes)
+        resharded = [self._resharded(at, operand) for operand in dot.operands]
+        sources = [
+            operand if constraint is None else constraint.operands[0]
+            for operand, constraint in zip(dot.operands, resharded, strict=True)
+        ]
+        lhs, rhs, out = (self.stated.of(at, value) for value in (*sources, dot.name))
+        missing = [w for w, s in (("lhs", lhs), ("rhs", rhs), ("result", out)) if s is None]
+        if lhs is None or rhs is None or out is None:
+            raise InputError(
+                f"the sharding of its {' and '.join(missing)} is not in the text; import the "
+                f"partitioned HLO, where the partitioner has settled it"
+            )
+        if not lhs.mesh == rhs.mesh == out.mesh:
+            names = ", ".join(one.mesh_name for one in (lhs, rhs, out))
+            raise InputError(f"its shardings are over meshes {names}; one is needed")
+        sizes, pair = dict(lhs.mesh.axes), (shapes[0], shapes[1])
+        derived = derive(formula, lhs.spec, rhs.spec, out.spec, shapes=pair, mesh=sizes)
+        first = self._only_user(at, dot.name)
+        after = first and self._only_user(at, first.name)
+        if after and after.opcode == CONSTRAINT and derived.after:
+            last = self.stated.own(after)
+            if last is not None and last.mesh == lhs.mesh:
+                # Sums that are scattered at once, and not summed onto all first, send half.
+                further = derive(formula, lhs.spec, rhs.spec, last.spec, shapes=pair, mesh=sizes)
+                if further.elements_sent < derived.elements_sent:
+                    derived = further
+                    self.taken.add((at, after.name))
+        self.taken |= {(at, one.name) for one in resharded if one is not None}
+        return derived, lhs.mesh
+
+    def _resharded(self, computation: str, value: str) -> HloOp | None:
+        """The constraint that reshards an operand for one contraction alone, if one does."""
+        op = self.graph.ops[computation].get(value)
+        if op is None or op.opcode != CONSTRAINT or not op.operands:
+            return None
+        if self._only_user(computation, value) is None:
+            return None
+        before, after = self.stated.of(computation, op.operands[0]), self.stated.own(op)
+        if before is None or after is None or before.mesh != after.mesh:
+            return None
+        return op if before.entries != after.entries else None
+
+    def _only_user(self, computation: str, value: str) -> HloOp | None:
+        users = self.uses.get((computation, value), ())
+        return users[0][0] if len(users) == 1 else None

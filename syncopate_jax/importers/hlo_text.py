@@ -148,6 +148,8 @@ class _Parser:
             at.balanced()
         else:
             operands = self._operands()
+            if opcode == "dot" and len(operands) != 2:
+                at.fail(f"two operands of the dot before this, found {len(operands)}")
         while at.skip(","):
             self._attribute(given)
         if is_root and self.computation in self.roots:
@@ -284,5 +286,6 @@ class _Parser:
         return " then ".join(op.opcode for op in self.ops[name].values())
 
     def _missing(self, op: HloOp, what: str) -> None:
-        starts = [0, *(found.end() for found in re.finditer("\n", self.at.text))]
-        self.at.fail_at(starts[op.line - 1], f"{op.opcode} {op.name} names {what}, which is none")
+        self.at.fail_at(
+            self.at.start(op.line), f"{op.opcode} {op.name} names {what}, which is none"
+        )

@@ -14,8 +14,7 @@ from typing import Any
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.importers.exchange import PERMUTE, REDUCING, Exchange, identifier
-from syncopate_jax.importers.replica_groups import Groups, fault
-from syncopate_jax.importers.resharding import Move
+from syncopate_jax.importers.replica_groups import AxisRef, Groups, NamedMesh, fault
 from syncopate_jax.importers.shardings import Derived
 from syncopate_jax.ir.arguments import MAX_EXTENT
 from syncopate_jax.ir.comm import COLLECTIVES
@@ -214,31 +213,38 @@ class Reader:
         return self.read(text)
 
 
-def from_move(
+def from_moves(
     name: str,
     derived: Derived,
-    move: Move,
-    num_ranks: int,
-    groups: Groups,
-    **more: Any,
-) -> ImportedCollective:
-    """The collective that a derived move is, over ``groups`` of the program's ranks."""
-    letters = derived.letters(move.place)
-    gather = letters.index(move.gather) if move.gather else -1
-    scatter = letters.index(move.scatter) if move.scatter else -1
-    return ImportedCollective(
-        name=name,
-        kind=move.kind,
-        num_ranks=num_ranks,
-        groups=groups,
-        shape=move.shape,
-        split_axis=scatter,
-        concat_axis=gather,
-        reduce="sum" if move.kind in REDUCING else "none",
-        produced=move.place == "out",
-        pair=derived if move is derived.fused else None,
-        **more,
-    )
+    devices: NamedMesh,
+    dtypes: Mapping[str, str],
+    notes: tuple[tuple[str, str], ...] = (),
+) -> list[ImportedCollective]:
+    """The collectives that derived moves are, among ``devices``; slices need none.
+
+    ``dtypes``: of ``lhs``, ``rhs`` and ``out``, those of them that are moved.
+    """
+    made: list[ImportedCollective] = []
+    for move in derived.moves:
+        if move.kind == "slice":
+            continue
+        letters = derived.letters(move.place)
+        one = ImportedCollective(
+            name=f"{name}:{move.kind}.{len(made)}",
+            kind=move.kind,
+            num_ranks=len(devices.devices),
+            groups=devices.groups([AxisRef(axis) for axis in move.axis_names]),
+            shape=move.shape,
+            dtype=dtypes[move.place],
+            split_axis=letters.index(move.scatter) if move.scatter else -1,
+            concat_axis=letters.index(move.gather) if move.gather else -1,
+            reduce="sum" if move.kind in REDUCING else "none",
+            produced=move.place == "out",
+            pair=derived if move is derived.fused else None,
+            notes=(("move", str(move)), *notes),
+        )
+        made.append(one)
+    return made
 
 
 def _permutation_fault(pairs: Groups, ranks: int) -> str:

@@ -75,6 +75,10 @@ class Cursor:
         """The line of a position, of the next token if None."""
         return bisect.bisect_right(self._lines, self.token.at if at is None else at)
 
+    def start(self, line: int) -> int:
+        """The position at which a line begins."""
+        return self._lines[line - 1]
+
     def take(self) -> Token:
         """The next token, and past it."""
         token = self.token

@@ -16,7 +16,12 @@ from syncopate_jax.importers.replica_groups import (
 )
 
 _TENSOR = re.compile(r"tensor<((?:(?:\d{1,18}|\?)x)*)([A-Za-z]\w*)(?:,[^<>]*(?:<[^<>]*>)?)?>")
-ARGUMENT = re.compile(r"(%[\w.]+): (tensor<[^<>]*>)( \{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})?")
+_SHARDING = re.compile(r"sdy\.sharding = #sdy\.sharding(<@.*?\]>)")
+MANUAL = {
+    "in_shardings": re.compile(r"in_shardings=(\[.*?\])out_shardings="),
+    "manual_axes": re.compile(r"manual_axes=\{([^{}]*)\}"),
+}
+"""Of a ``sdy.manual_computation``: shardings of what goes in, and its manual axes."""
 INT = re.compile(r"(-?\d{1,18})(?: : i\d+)?", re.ASCII)
 _DENSE = re.compile(
     r'dense<(\[.*\]|-?\d{1,18}|"0x[0-9A-Fa-f]*")?> : tensor<(\d{1,9})x(\d{1,9})xi64>', re.DOTALL
@@ -31,7 +36,27 @@ _AXIS_REF = re.compile(
 
 def entries(text: str) -> dict[str, str]:
     """Entries of ``{key = value, …}`` or ``<{…}>``; a unit attribute has an empty value."""
-    inner = text.strip("<>").strip()[1:-1]
+    found = (part.partition("=") for part in _parts(text.strip("<>").strip()[1:-1]))
+    return {key.strip().strip('"'): value.strip() for key, _, value in found}
+
+
+def signature(text: str) -> list[tuple[str, tuple[ArrayType, ...], str]]:
+    """Name, type and sharding of each argument or result in ``(%a: tensor<…> {…}, tensor<…>)``.
+
+    The name of a result is empty, and so is a sharding that is not said.
+    """
+    found = []
+    for part in _parts(text.strip()[1:-1]):
+        head, _, rest = part.partition("tensor<")
+        name = head.strip().rstrip(":") if head.strip().startswith("%") else ""
+        types = array_types("tensor<" + rest.partition("{")[0]) if rest else ()
+        sharding = _SHARDING.search(part)
+        found.append((name, types, sharding[1] if sharding else ""))
+    return found
+
+
+def _parts(inner: str) -> list[str]:
+    """What stands between the commas that are in no bracket and in no string."""
     parts, depth, start, quoted = [], 0, 0, False
     for i, c in enumerate(inner):
         if c == '"' and inner[i - 1 : i] != "\\":
@@ -46,8 +71,7 @@ def entries(text: str) -> dict[str, str]:
             parts.append(inner[start:i])
             start = i + 1
     parts.append(inner[start:])
-    found = (part.partition("=") for part in parts if part.strip())
-    return {key.strip().strip('"'): value.strip() for key, _, value in found}
+    return [part for part in parts if part.strip()]
 
 
 def array_types(text: str) -> tuple[ArrayType, ...]:

@@ -3,6 +3,10 @@
 MLIR's own grammar is open-ended, so an operation is read by its outline: results, name, brackets
 that match, and regions, which are the braces that end their line. Of collectives, contractions and
 what may lie between them the attributes are read as well.
+
+Functions, and the regions of loops, branches and ``sdy.manual_computation``, are computations of
+their own. Operations there read values of a computation around them as ``computation:%name``, and
+the operation that has the region reads these too. Other regions belong to what is around them.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from syncopate_jax.importers import stablehlo_attributes as attributes
-from syncopate_jax.importers.hlo_ops import HloGraph, HloOp
+from syncopate_jax.importers.hlo_ops import ArrayType, HloGraph, HloOp
 from syncopate_jax.importers.replica_groups import MAX_RANKS, Groups, NamedMesh
 from syncopate_jax.importers.scanner import Cursor, Language
 
@@ -32,7 +36,11 @@ OPCODES = {
     "dot_general": "dot",
     "custom_call": "custom-call",
     "collective_broadcast": "collective-broadcast",
+    "func.call": "call",
+    "func.return": "return",
+    "sdy.return": "return",
 }
+SCOPED = ("stablehlo.while", "stablehlo.case", "stablehlo.if", "sdy.manual_computation")
 COLLECTIVES = (
     "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute",
     "collective-broadcast",
@@ -58,10 +66,11 @@ class _Op:
     attributes: dict[str, str] = field(default_factory=dict)
     body: str = ""
     types: str = ""
-    inner: list[_Op] = field(
-        default_factory=list
-    )  # opcodes of its regions, the last one's return aside
+    inner: list[_Op] = field(default_factory=list)  # the operations of its regions
     symbol: str = ""
+    own: str = ""  # what its regions are called, if they are computations of their own
+    regions: list[str] = field(default_factory=list)
+    arguments: list[tuple[str, tuple[ArrayType, ...], str]] = field(default_factory=list)
 
 
 def parse(text: str) -> HloGraph:
@@ -77,7 +86,11 @@ class _Parser:
         self.counts = {"mhlo.num_replicas": 1, "mhlo.num_partitions": 1}
         self.entry = ""
         self.count = 0
-        self.scopes: list[dict[str, str]] = []  # what values in sight are called in ``ops``
+        self.roots: dict[str, str] = {}
+        self.results: dict[str, list[str]] = {}  # shardings of what functions return
+        # The computation of each value in sight, and what it is called in ``ops``.
+        self.scopes: list[dict[str, tuple[str, str]]] = []
+        self.captured: dict[str, list[tuple[str, str]]] = {}  # from around a computation
 
     def module(self) -> HloGraph:
         at = self.at
@@ -91,15 +104,22 @@ class _Parser:
         if not at.has("{"):
             at.fail("'{' of the module")
         at.take()
-        self._region("", [])
+        self._region("", [], {})
+        if at.skip("loc"):
+            at.balanced()
         while at.token.kind != "end":
             if not (at.token.kind == "word" and at.token.text.startswith("#")):
                 at.fail("the end of the file")
             self._alias()
         if not self.entry:
             at.fail("a function @main")
+        for op in (op for ops in self.ops.values() for op in ops.values()):
+            if missing := set(op.calls) - set(self.ops):
+                at.fail_at(
+                    at.start(op.line), f"call {op.name} names @{missing.pop()}, which is none"
+                )
         replicas, partitions = self.counts.values()
-        return HloGraph(name, replicas, partitions, self.ops, self.entry, {}, self.meshes)
+        return HloGraph(name, replicas, partitions, self.ops, self.entry, self.roots, self.meshes)
 
     def _alias(self) -> None:
         """``#name = …`` on a line of its own."""
@@ -117,11 +137,13 @@ class _Parser:
         if not 1 <= math.prod(self.counts.values()) <= MAX_RANKS:
             self.at.fail_at(start, f"needs 1 to {MAX_RANKS} replicas times partitions")
 
-    def _region(self, computation: str, inner: list[_Op]) -> None:
-        """Operations up to the brace that closes the region."""
+    def _region(
+        self, computation: str, inner: list[_Op], scope: dict[str, tuple[str, str]]
+    ) -> None:
+        """Operations up to the brace that closes the region, whose arguments are in ``scope``."""
         at = self.at
         at.enter()
-        self.scopes.append({})
+        self.scopes.append(scope)
         while not at.skip("}"):
             if at.token.kind == "word" and at.token.text.startswith("^"):
                 at.take()
@@ -141,32 +163,51 @@ class _Parser:
         token = at.take()
         op = _Op(results, token.text.strip('"'), at.line(token.at), token.at)
         inner.append(op)
-        own = computation
         end = self._end()
         if op.name == "func.func":
-            op.symbol = own = self._function()
-        elif op.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if"):
+            op.symbol = op.own = self._function()
+        elif op.name in SCOPED:
             self.count += 1
-            own = f"{computation}/{op.name.removeprefix('stablehlo.')}.{self.count}"
-            self.ops.setdefault(own, {})
+            op.own = f"{computation}/{op.name.partition('.')[2]}.{self.count}"
         while self._goes_on(end):
             if at.has("{") and self._opens_region():
-                at.take()
-                self._region(own, op.inner)
+                self._own_region(op, computation)
             elif at.has("(") and at.ahead(1).text == "{":
                 at.take()
                 while not at.skip(")"):
                     at.skip(",")
                     if not at.has("{"):
                         at.fail("a region or ')'")
-                    at.take()
-                    self._region(own, op.inner)
+                    self._own_region(op, computation)
             elif at.has("{", "(", "[", "<"):
                 self._bracket(op)
             else:
                 self._word(op)
             end = self._end()
         self._add(op, computation)
+
+    def _own_region(self, op: _Op, computation: str) -> None:
+        """The next region of an operation."""
+        self.at.take()
+        if not op.own:
+            self._region(computation, op.inner, {})
+            return
+        name = op.own
+        if op.name == "stablehlo.while":
+            name += "" if op.regions else ".condition"
+        elif op.name in ("stablehlo.case", "stablehlo.if"):
+            name += f".{len(op.regions)}"
+        op.regions.append(name)
+        ops = self.ops.setdefault(name, {})
+        types = attributes.array_types(op.types) if op.name == "stablehlo.while" else ()
+        for place, (value, own, sharding) in enumerate(op.arguments):
+            if len(types) == len(op.arguments):
+                own = types[place : place + 1]
+            ops[value] = HloOp(
+                value, "parameter", own, (), name, op.line, ints={"index": (place,)},
+                texts={"sharding": sharding} if sharding else {},
+            )  # fmt: skip
+        self._region(name, op.inner, {value: (name, value) for value, _, _ in op.arguments})
 
     def _end(self) -> int:
         """The line on which the token before this one ends."""
@@ -216,24 +257,27 @@ class _Parser:
         tokens = at.tokens[start : at.place]
         if text.startswith(("{", "<{")):
             op.attributes |= attributes.entries(text)
-        elif op.name == "func.func" and not op.types and text.startswith("("):
-            self._arguments(op, text)
-            op.types = "("
+        elif op.name == "func.func" and text.startswith("("):
+            self._signature(op, text)
+        elif op.name == "sdy.manual_computation" and op.operands and not op.types:
+            op.arguments += attributes.signature(text) if text.startswith("(") else []
+        elif op.name == "stablehlo.while" and text.startswith("("):
+            named = [one.text == "=" for one in tokens[1:]]
+            pairs = [one for one in zip(tokens, named, strict=False) if one[0].kind == "value"]
+            op.arguments = [(token.text, (), "") for token, is_name in pairs if is_name]
+            op.operands = [token.text for token, is_name in pairs if not is_name]
         elif not op.operands and text.startswith("("):
             op.operands = [token.text for token in tokens if token.kind == "value"]
         op.types += text if ":" in op.types else ""
         op.body += text
 
-    def _arguments(self, op: _Op, text: str) -> None:
-        """A function's arguments, each with its sharding if it has one."""
-        ops = self.ops[op.symbol]
-        for found in attributes.ARGUMENT.finditer(text):
-            types = attributes.array_types(found[2])
-            sharding = re.search(r"sdy\.sharding = #sdy\.sharding(<@.*?\]>)", found[3] or "")
-            ops[found[1]] = HloOp(
-                found[1], "parameter", types, (), op.symbol, op.line,
-                texts={"sharding": sharding[1]} if sharding else {},
-            )  # fmt: skip
+    def _signature(self, op: _Op, text: str) -> None:
+        """A function's arguments, then its results, each with its sharding if it has one."""
+        if op.types:
+            self.results[op.own] = [sharding for _, _, sharding in attributes.signature(text)]
+            return
+        op.types = "("
+        op.arguments = attributes.signature(text)
 
     def _word(self, op: _Op) -> None:
         at = self.at
@@ -247,40 +291,69 @@ class _Parser:
         op.body += token.text
 
     def _add(self, op: _Op, computation: str) -> None:
-        """Files what may matter: results of values, collectives, contractions, layouts."""
+        """Files an operation, with what its regions read from around them."""
         if op.name == "sdy.mesh":
             self._mesh(op)
-            return
-        if not op.results or not computation:
+        if not computation:
             return
         opcode = op.name.removeprefix("stablehlo.")
         opcode = OPCODES.get(opcode, opcode.replace("_", "-"))
         if opcode == "dot" and "contracting_dims" not in op.body:
             opcode = "dot-general"  # in generic form, which is not read
-        ops = self.ops[computation]
-        name = op.results[0][0]
-        while name in ops:  # regions of one computation name their values anew
-            name += "'"
+        operands = [self._seen(operand, computation) for operand in op.operands]
+        for region in op.regions:
+            for around, name in self.captured.pop(region, ()):
+                operands.append(self._reached(around, name, computation))
         made = HloOp(
-            name=name,
+            name=self._unused(op.results[0][0] if op.results else opcode, computation),
             opcode=opcode,
             types=attributes.array_types(op.types.rpartition("->")[2]),
-            operands=tuple(self._seen(operand) for operand in op.operands),
+            operands=tuple(operands),
             computation=computation,
             line=op.line,
             operand_types=attributes.array_types(op.types.rpartition("->")[0] or op.types),
         )
-        ops[name] = self._detail(made, op)
+        if opcode == "return":
+            made = self._returned(made)
+        self.ops[computation][made.name] = self._detail(made, op)
         for result, _ in op.results:
-            self.scopes[-1][result] = name
+            self.scopes[-1][result] = (computation, made.name)
 
-    def _seen(self, value: str) -> str:
+    def _unused(self, name: str, computation: str) -> str:
+        """A name: regions of one computation name their values anew."""
+        while name in self.ops[computation]:
+            name += "'"
+        return name
+
+    def _returned(self, made: HloOp) -> HloOp:
+        """A return, of values that are constrained to the shardings of the function's results."""
+        self.roots[made.computation] = made.name
+        operands = list(made.operands)
+        for place, sharding in enumerate(self.results.get(made.computation, ())):
+            if sharding and place < len(operands):
+                name = self._unused(f"result{place}", made.computation)
+                constraint = HloOp(
+                    name, "sdy.sharding-constraint", made.operand_types[place : place + 1],
+                    (operands[place],), made.computation, made.line, texts={"sharding": sharding},
+                )  # fmt: skip
+                self.ops[made.computation][name] = constraint
+                operands[place] = name
+        return replace(made, operands=tuple(operands))
+
+    def _seen(self, value: str, computation: str) -> str:
         """What a value in sight is called in ``ops``; ``%0#1`` keeps its place."""
         base, mark, place = value.partition("#")
         for scope in reversed(self.scopes):
             if base in scope:
-                return scope[base] + mark + place
+                return self._reached(*scope[base], computation) + mark + place
         return value
+
+    def _reached(self, around: str, name: str, computation: str) -> str:
+        """What a value of the computation ``around`` is called in ``computation``."""
+        if around == computation:
+            return name
+        self.captured.setdefault(computation, []).append((around, name))
+        return f"{around}:{name}"
 
     def _detail(self, made: HloOp, op: _Op) -> HloOp:
         ints: dict[str, tuple[int, ...]] = {}
@@ -293,8 +366,8 @@ class _Parser:
                 for side in (1, 2):
                     text = found[side] if found else ""
                     ints[f"{'lr'[side - 1]}hs_{key}_dims"] = attributes.numbers(text)
-            if not made.types:
-                self.at.fail_at(op.at, "dot_general needs the types of its operands and result")
+            if not made.types or not len(made.operands) == len(made.operand_types) == 2:
+                self.at.fail_at(op.at, "dot_general needs two operands, their types and its own")
         if made.opcode == "transpose":
             found = re.search(r"dims=\[([\d, ]*)\]", op.body)
             if found is None:
@@ -305,7 +378,14 @@ class _Parser:
             texts["sharding"] = op.attributes["sdy.sharding"]
         if made.opcode == "sdy.sharding-constraint":
             texts["sharding"] = "".join(re.findall(r"<@.*>(?=:)", op.body))
-        made = replace(made, ints=ints, texts=texts)
+        if made.opcode == "sdy.manual-computation":
+            for key, pattern in attributes.MANUAL.items():
+                found = pattern.search(op.body)
+                texts[key] = found[1] if found else ""
+        calls = tuple(reversed(op.regions)) if op.regions else ()
+        if made.opcode == "call" and op.symbol:
+            calls = (op.symbol.removeprefix("@"),)
+        made = replace(made, ints=ints, texts=texts, calls=calls)
         if made.opcode.removesuffix("-start") not in COLLECTIVES:
             return made
         return replace(
@@ -347,10 +427,18 @@ class _Parser:
 
 def _reducer(inner: list[_Op]) -> str:
     """The one operation of a reducing region, on the region's two arguments; else all of them."""
+    same = {op.results[0][0]: op.operands[0] for op in inner if _constrains(op)}
+    inner = [op for op in inner if not _constrains(op)]
     names = [op.name.removeprefix("stablehlo.") for op in inner]
     if len(inner) == 2 and names[1] == "return":
         one, end = inner
         results = [result for result, _ in one.results]
-        if len(set(one.operands)) == 2 == len(one.operands) and end.operands == results:
+        returned = [same.get(value, value) for value in end.operands]
+        if len(set(one.operands)) == 2 == len(one.operands) and returned == results:
             return names[0]
     return " then ".join(names)
+
+
+def _constrains(op: _Op) -> bool:
+    """Whether it only says how a value is sharded."""
+    return op.name == "sdy.sharding_constraint" and len(op.results) == len(op.operands) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,8 @@ OPAQUE = ("custom_jvp_call", "custom_vjp_call")
 
 Function = Callable[..., list[Any]]
 Known = dict[Value, Any]
+Numbers = Mapping[str, Any]
+"""Known integers on every rank of each mesh axis, as in ``rings.Rings``."""
 
 
 @dataclass(eq=False, slots=True)
@@ -43,6 +45,8 @@ class Rewriter:
         compiled once.
       replaced, left: the account.
       why: of the body being read and those around it, as in ``rings.Rings``.
+      results: which results of the body just read are known integers.
+      numbers: the same of all ``shard_map`` so far, by value, mesh and sharding.
     """
 
     options: Options
@@ -50,22 +54,28 @@ class Rewriter:
     replaced: list[Replaced] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     why: dict[str, str] = field(default_factory=dict)
+    results: list[Numbers] = field(default_factory=list)
+    numbers: dict[tuple[Value, Any, Any], Numbers] = field(default_factory=dict)
 
     def report(self) -> Report:
         return Report(tuple(self.replaced), tuple(self.left))
 
-    def rewrite(self, jaxpr: Any, place: Place | None) -> Function | None:
+    def rewrite(
+        self, jaxpr: Any, place: Place | None, numbers: Mapping[int, Numbers] | None = None
+    ) -> Function | None:
         """A function of the jaxpr's inputs that does the same; None if nothing was replaced.
 
-        ``place`` is None outside ``shard_map``.
+        ``place`` is None outside ``shard_map``; ``numbers`` are inputs that are known integers.
         """
         program = graphs.read(jaxpr, inline=place is not None)
         taken = Taken()
         typed: dict[Node, TypedDot] = {}
         inner: dict[Node, Callable[..., list[Any]]] = {}
         outside = self.why
+        made: Mapping[Value, Numbers] = {}
         if place is not None:
-            self._rings(program, place, taken)
+            given = {program.inputs[i]: known for i, known in (numbers or {}).items()}
+            made = self._rings(program, place, taken, given)
         for node in program.nodes:
             if node in taken.gone:
                 continue
@@ -76,6 +86,7 @@ class Rewriter:
             elif graphs.bodies(node) and (run := self._enter(node, place)) is not None:
                 inner[node] = run
         self.why = outside
+        self.results = [made.get(value, {}) for value in program.outputs]
         for node in program.nodes if place is None else ():
             if node.name == "reshard" and node not in taken.gone and (r := left_reshard(node)):
                 self.left.append(Left(node.name, r, node.source))
@@ -83,14 +94,16 @@ class Rewriter:
             return None
         return _Program(program, taken, typed, inner, self.options).run
 
-    def _rings(self, program: Graph, place: Place, taken: Taken) -> None:
-        found = rings.find(program, place)
+    def _rings(
+        self, program: Graph, place: Place, taken: Taken, given: Mapping[Value, Numbers]
+    ) -> Mapping[Value, Numbers]:
+        found = rings.find(program, place, lambda swap: self._unfusable(swap, place), given)
         self.why = {**found.why, **self.why}
         for swap in found.found:
-            if reason := self._unfusable(swap, place):
-                self.why |= dict.fromkeys(swap.axis_names, reason)
-            else:
-                self._take(swap, taken)
+            self._take(swap, taken)
+        taken.gone |= found.gone
+        taken.rebuilt |= {one.value: one for one in found.rebuilt}
+        return found.numbers
 
     def _pair(self, node: Node, place: Place, taken: Taken) -> None:
         if node.name == "ppermute":
@@ -184,7 +197,15 @@ class Rewriter:
         params = node.params
         mesh, manual = params["mesh"], params["newly_manual_axes"]
         place = _place(mesh, {*manual, *mesh.manual_axes}, params["check_vma"])
-        run = self.rewrite(params["jaxpr"], place)
+        # What a forward pass leaves for the backward pass is the same array on every rank there.
+        given = {
+            i: self.numbers[value, mesh, spec]
+            for i, (value, spec) in enumerate(zip(node.inputs, params["in_specs"], strict=True))
+            if (value, mesh, spec) in self.numbers
+        }
+        run = self.rewrite(params["jaxpr"], place, given)
+        for value, spec, known in zip(node.outputs, params["out_specs"], self.results, strict=True):
+            self.numbers[value, mesh, spec] = known
         if run is None:
             return None
         mapped = jax.shard_map(
@@ -238,21 +259,30 @@ class _Program:
         stack = list(values)
         while stack:
             value = stack[-1]
-            if value in known or value.node is None:
+            if value in known or self._is_given(value):
                 stack.pop()
                 continue
-            missing = [x for x in self._reads(value) if x not in known and x.node is not None]
+            missing = [x for x in self._reads(value) if x not in known and not self._is_given(x)]
             if missing:
                 stack += missing
             elif value in self.taken.made:
                 known.update(self._operator(self.taken.made[value], known))
-            else:
+            elif value in self.taken.rebuilt:
+                one = self.taken.rebuilt[value]
+                known[value] = _typed(one.apply(*(_look(x, known) for x in one.reads)), value)
+            elif value.node is not None:
                 self._run(value.node, known)
+
+    def _is_given(self, value: Value) -> bool:
+        """Whether nothing makes a value: inputs and constants."""
+        return value.node is None and value not in self.taken.rebuilt
 
     def _reads(self, value: Value) -> Sequence[Value]:
         """What must be known before the value can be made."""
         if value in self.taken.made:
             return self.taken.made[value].reads
+        if value in self.taken.rebuilt:
+            return self.taken.rebuilt[value].reads
         assert value.node is not None
         found = self.typed.get(value.node)
         return found.operands if found else value.node.inputs

@@ -2,15 +2,15 @@
 
 Straight code and loops of known length are read once for all ranks, loops step by step. What is
 followed is whose data a value holds (``Part``), which products of such parts it is the sum of
-(``Sum``), which of these were written where (``Blocks``), and small integers (``Ints``), from which
-offsets are made. All else is None: nothing is known of it, and nothing that it goes into is
-understood either.
+(``Sum``), which of these were written where (``Blocks``), what a loop stacks of these (``Stack``),
+and small integers (``Ints``), from which offsets are made. All else is None: nothing is known of
+it, and nothing that it goes into is understood either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -61,12 +61,28 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Holed:
+    """A ``part`` into which zeros were written at ``holes`` ([ranks, dims] and shape of each)."""
+
+    part: Part
+    holes: tuple[tuple[np.ndarray, tuple[int, ...]], ...]
+
+    def cut(self, starts: np.ndarray, shape: tuple[int, ...]) -> Part | None:
+        """A box of it; None where it has a hole."""
+        for at, size in self.holes:
+            if np.any(np.all((starts < at + size) & (at < starts + shape), axis=1)):
+                return None
+        return self.part.cut(starts, shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Term:
-    """A product of two parts, which ``dot`` computes."""
+    """A product of two parts, which ``dot`` computes; ``order`` is how its result is transposed."""
 
     dot: Node
     lhs: Part
     rhs: Part
+    order: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,8 +98,12 @@ class Sum:
     part: Part | None = None
 
     def moved(self, sender: np.ndarray) -> Sum:
-        terms = [Term(t.dot, t.lhs.moved(sender), t.rhs.moved(sender)) for t in self.terms]
+        terms = [replace(t, lhs=t.lhs.moved(sender), rhs=t.rhs.moved(sender)) for t in self.terms]
         return Sum(tuple(terms), self.part and self.part.moved(sender))
+
+    def transposed(self, permutation: Sequence[int]) -> Sum:
+        terms = [replace(t, order=tuple(t.order[d] for d in permutation)) for t in self.terms]
+        return Sum(tuple(terms))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,13 +117,33 @@ class Write:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """An array that products were written into, in order; ``part`` as of a ``Sum``."""
+    """An array that products were written into, in order.
+
+    Attributes:
+      writes: the products.
+      zero: whether it is zero elsewhere.
+      part: as of a ``Sum``.
+    """
 
     writes: tuple[Write, ...]
+    zero: bool
     part: Part | None = None
 
 
-Known = Ints | Part | Sum | Blocks | None
+@dataclass(frozen=True, slots=True, eq=False)
+class Stack:
+    """What a loop made in each of its steps."""
+
+    items: tuple[Known, ...]
+
+
+Known = Ints | Part | Holed | Sum | Blocks | Stack | None
+
+
+def is_number(known: Known) -> bool:
+    """Whether it is integers alone."""
+    items = known.items if isinstance(known, Stack) else (known,)
+    return all(isinstance(item, Ints) for item in items)
 
 
 def own(value: Value, ranks: int) -> Part:
@@ -119,12 +159,15 @@ class Reader:
     Attributes:
       axis: the mesh axis.
       ranks: its extent.
+      rows: what steps of loops get of an array of the program, by which row it is.
       spoilt: the first operation that used what goes around in a way that is not followed.
     """
 
     axis: str
     ranks: int
     spoilt: Node | None = None
+    rows: dict[Value, tuple[Value, int]] = field(default_factory=dict)
+    _rows: dict[tuple[Value, int], Value] = field(default_factory=dict)
 
     def results(self, node: Node, args: Sequence[Known]) -> list[Known]:
         """What is known of an operation's results."""
@@ -159,18 +202,30 @@ class Reader:
         params = node.params
         length = params["length"]
         consts, carries = graphs.scan_arguments(node)
+        stacked: list[list[Known]] = [[None] * length for _ in node.outputs[carries:]]
         body = graphs.read(params["jaxpr"], inline=True)
         if length > LONGEST or not any(x.name == "ppermute" for x in body.nodes):
             return [None] * len(node.outputs)
         fixed, carry = list(args[:consts]), list(args[consts : consts + carries])
-        xs = node.inputs[consts + carries :]
+        xs = list(zip(node.inputs, args, strict=True))[consts + carries :]
         for step in range(length):
             at = length - 1 - step if params["reverse"] else step
-            items = [self._item(x, at) for x in xs]
-            carry = self.body(body, [*fixed, *carry, *items])[:carries]
-        return [*carry, *[None] * (len(node.outputs) - carries)]
+            items = [self._item(*x, at) for x in xs]
+            results = self.body(body, [*fixed, *carry, *items])
+            carry = results[:carries]
+            for made, item in zip(stacked, results[carries:], strict=True):
+                made[at] = item
+        return [*carry, *(Stack(tuple(items)) for items in stacked)]
 
-    def _item(self, value: Value, at: int) -> Known:
+    def _item(self, value: Value, known: Known, at: int) -> Known:
+        if isinstance(known, Stack):
+            return known.items[at]
+        if isinstance(known, Part) and known.source is value and value.aval.ndim > 1:
+            if (value, at) not in self._rows:
+                row = Value(value.aval.update(shape=value.aval.shape[1:]), value.node)
+                self._rows[value, at] = row
+                self.rows[row] = (value, at)
+            return own(self._rows[value, at], self.ranks)
         counted = value.node is not None and value.node.name == "iota"
         return Ints(np.full(self.ranks, at)) if counted and value.aval.ndim == 1 else None
 
@@ -183,19 +238,26 @@ class Reader:
         if name == "ppermute" and isinstance(args[0], Part | Sum):
             sender = _senders(node, self.axis, self.ranks)
             return None if sender is None else args[0].moved(sender)
+        if name == "broadcast_in_dim" and isinstance(args[0], Ints) and out.shape == (1,):
+            return Stack((args[0],))
         if name == "broadcast_in_dim":
             return Sum() if _is_zero(node.inputs[0]) else args[0] if out.shape == () else None
-        if name == "dynamic_slice" and (part := _part(args[0])):
-            starts = self._starts(args[1:], part.shape, params["slice_sizes"])
-            return None if starts is None else part.cut(starts, params["slice_sizes"])
-        if name == "slice" and (part := _part(args[0])) and params["strides"] is None:
+        if name in ("squeeze", "reshape") and isinstance(args[0], Stack) and out.shape == ():
+            return args[0].items[0]
+        if name == "dynamic_slice" and (cut := _boxed(args[0])):
+            starts = self._starts(args[1:], node.inputs[0].aval.shape, params["slice_sizes"])
+            return None if starts is None else cut.cut(starts, params["slice_sizes"])
+        if name == "slice" and (cut := _boxed(args[0])) and params["strides"] is None:
             starts = np.tile(np.array(params["start_indices"]), (self.ranks, 1))
-            return part.cut(starts, out.shape)
+            return cut.cut(starts, out.shape)
         if name == "dot_general":
             lhs, rhs = map(_part, args)
-            return Sum((Term(node, lhs, rhs),)) if lhs and rhs else None
-        if name in ("add", "add_any") and all(isinstance(arg, Sum) for arg in args):
-            return Sum(tuple(term for arg in args if isinstance(arg, Sum) for term in arg.terms))
+            order = tuple(range(out.ndim))
+            return Sum((Term(node, lhs, rhs, order),)) if lhs and rhs else None
+        if name in ("add", "add_any") and all(isinstance(arg, Sum | Blocks) for arg in args):
+            return _added(args)
+        if name == "transpose" and isinstance(args[0], Sum):
+            return args[0].transposed(params["permutation"])
         if name == "dynamic_update_slice":
             return self._write(node, args)
         if out.shape == () and all(isinstance(arg, Ints) for arg in args):
@@ -206,10 +268,14 @@ class Reader:
         into, update = args[:2]
         shape, sizes = node.inputs[0].aval.shape, node.inputs[1].aval.shape
         starts = self._starts(args[2:], shape, sizes)
-        if starts is None or not isinstance(update, Sum) or len(update.terms) != 1:
+        if starts is None or not isinstance(update, Sum) or len(update.terms) > 1:
             return None
+        if not update.terms:
+            part, holes = (into.part, into.holes) if isinstance(into, Holed) else (_part(into), ())
+            return Holed(part, (*holes, (starts, sizes))) if part else None
         before = into.writes if isinstance(into, Blocks) else ()
-        return Blocks((*before, Write(starts, sizes, update.terms[0])))
+        zero = into.zero if isinstance(into, Blocks) else _is_empty(into)
+        return Blocks((*before, Write(starts, sizes, update.terms[0])), zero)
 
     def _starts(
         self, args: Sequence[Known], shape: Sequence[int], sizes: Sequence[int]
@@ -219,6 +285,26 @@ class Reader:
             return None
         starts = np.stack([arg.at for arg in args if isinstance(arg, Ints)], -1)
         return np.clip(starts, 0, np.array(shape) - np.array(sizes))
+
+
+def _added(args: Sequence[Known]) -> Known:
+    """The sum of two sums, or of blocks of arrays that are zero elsewhere."""
+    sums = [arg for arg in args if isinstance(arg, Sum)]
+    if len(sums) == len(args):
+        return Sum(tuple(term for arg in sums for term in arg.terms))
+    blocks = [arg for arg in args if isinstance(arg, Blocks) and arg.zero]
+    if len(blocks) + sum(_is_empty(arg) for arg in args) == len(args):
+        return Blocks(tuple(write for arg in blocks for write in arg.writes), True)
+    return None
+
+
+def _is_empty(known: Known) -> bool:
+    """Whether it is zero."""
+    return isinstance(known, Sum) and not known.terms
+
+
+def _boxed(known: Known) -> Part | Holed | None:
+    return known if isinstance(known, Holed) else _part(known)
 
 
 def _part(known: Known) -> Part | None:
@@ -235,7 +321,7 @@ def _travels(known: Known) -> bool:
         return not all(term.lhs.at_home() and term.rhs.at_home() for term in known.terms)
     if isinstance(known, Blocks):
         return any(_travels(Sum((write.term,))) for write in known.writes)
-    return False
+    return isinstance(known, Stack) and any(_travels(item) for item in known.items)
 
 
 def _senders(node: Node, axis: str, ranks: int) -> np.ndarray | None:

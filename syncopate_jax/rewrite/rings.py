@@ -6,77 +6,69 @@ has multiplied in the end must be those of a gathered operand or of a scattered 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
+from jax import lax
 
 from syncopate_jax.rewrite import graph as graphs
 from syncopate_jax.rewrite import swaps
 from syncopate_jax.rewrite.graph import Graph, Node, Value
 from syncopate_jax.rewrite.layout import Layout
 from syncopate_jax.rewrite.letters import letters
-from syncopate_jax.rewrite.ring_values import Blocks, Known, Part, Reader, Sum, Term, own
+from syncopate_jax.rewrite.ring_choice import Chooser, Ring, Rings, ring_axes
+from syncopate_jax.rewrite.ring_values import Blocks, Known, Part, Reader, Sum, Term, is_number, own
+from syncopate_jax.rewrite.steps import Step
 from syncopate_jax.rewrite.swaps import Exchange, Operand, Place, Swap
 
 NO_RING = "it is no part of a ring that gathers or sums one product"
 
 
-@dataclass(slots=True)
-class Rings:
-    """The rings of one body.
+def find(
+    program: Graph,
+    place: Place,
+    refuses: Callable[[Swap], str | None],
+    numbers: Mapping[Value, Mapping[str, Known]],
+) -> Rings:
+    """The rings of a body along each of its mesh axes that no backend ``refuses``.
 
-    Attributes:
-      found: an operator for each.
-      why: per mesh axis what keeps a ring from being one, in words.
+    ``numbers``: arguments of the body that are known integers, as in ``Rings``.
     """
-
-    found: list[Swap] = field(default_factory=list)
-    why: dict[str, str] = field(default_factory=dict)
-
-
-def find(program: Graph, place: Place) -> Rings:
-    """The rings of a body along each of its mesh axes."""
     rings = Rings()
-    for axis in sorted({name for node in program.nodes for name in _ring_axes(node)}):
+    for axis in sorted({name for node in program.nodes for name in ring_axes(node)}):
         ranks = place.sizes.get(axis, 1)
         if ranks > 1:
-            _find_along(program, axis, ranks, rings)
+            given = {value: known[axis] for value, known in numbers.items() if axis in known}
+            _find_along(program, axis, ranks, rings, refuses, given)
     return rings
 
 
-def _ring_axes(node: Node) -> set[str]:
-    """Mesh axes of the permutations in an operation."""
-    if node.name == "ppermute":
-        names = node.params["axis_name"]
-        return set(names if isinstance(names, tuple | list) else (names,))
-    if node.name != "scan":
-        return set()
-    body = graphs.read(node.params["jaxpr"], inline=True)
-    return {name for inner in body.nodes for name in _ring_axes(inner)}
-
-
-def _find_along(program: Graph, axis: str, ranks: int, rings: Rings) -> None:
+def _find_along(
+    program: Graph,
+    axis: str,
+    ranks: int,
+    rings: Rings,
+    refuses: Callable[[Swap], str | None],
+    numbers: Mapping[Value, Known],
+) -> None:
     reader = Reader(axis, ranks)
     env: dict[Value, Known] = {value: own(value, ranks) for value in program.inputs}
-    dead = _dead(program)
+    env |= numbers
+    candidates: list[Ring] = []
     for node in program.nodes:
         args = reader.look(node.inputs, env)
         args = [own(v, ranks) if a is None else a for a, v in zip(args, node.inputs, strict=True)]
         for value, known in zip(node.outputs, reader.results(node, args), strict=True):
             env[value] = _as_value(known, value, ranks)
-            swap = _swap_of(known, value, axis, ranks)
-            if swap is None:
-                continue
-            env[value] = own(value, ranks)
-            if gone := _given_up(swap, dead):
-                rings.found.append(replace(swap, gone=gone))
-            else:
-                rings.why[axis] = (
-                    f"its ring, which ends at {node.source}, does {swap.spec.kind} with a dot, but "
-                    f"what goes around is used elsewhere too"
-                )
+            ring = _ring_of(known, value, axis, ranks)
+            if ring is not None:
+                env[value] = own(value, ranks)
+                candidates.append(ring)
+    Chooser(program, axis, ranks, env, reader.rows, refuses).choose(candidates, rings)
+    for value in program.outputs:
+        if is_number(known := env.get(value)):
+            rings.numbers.setdefault(value, {})[axis] = known
     if reader.spoilt is not None:
         rings.why.setdefault(
             axis,
@@ -95,7 +87,7 @@ def _as_value(known: Known, value: Value, ranks: int) -> Known:
 # --- what a ring has computed --------------------------------------------------------------------
 
 
-def _swap_of(known: Known, value: Value, axis: str, ranks: int) -> Swap | None:
+def _ring_of(known: Known, value: Value, axis: str, ranks: int) -> Ring | None:
     """The operator whose result ``known`` is, if it is one."""
     if isinstance(known, Blocks):
         return _gathered_free(known, value, axis, ranks)
@@ -114,18 +106,20 @@ def _alike(terms: list[Term]) -> bool:
         and t.rhs.source is first.rhs.source
         and t.dot.params["dimension_numbers"] == first.dot.params["dimension_numbers"]
         and t.dot.outputs[0].aval.dtype == first.dot.outputs[0].aval.dtype
+        and t.order == first.order
         and not swaps.unfit(t.dot)
         for t in terms
     )
 
 
-def _gathered_free(known: Blocks, value: Value, axis: str, ranks: int) -> Swap | None:
+def _gathered_free(known: Blocks, value: Value, axis: str, ranks: int) -> Ring | None:
     """``all_gather`` of one operand along a dimension of its own: a block of the result a rank."""
     terms = [write.term for write in known.writes]
     shape = value.aval.shape
     if len(terms) < ranks or not _alike(terms):
         return None
-    for side, dim, at in _free_dims(terms[0].dot):
+    for side, dim, free in _free_dims(terms[0].dot):
+        at = terms[0].order.index(free)
         moving = [_sides(term)[side] for term in terms]
         fixed = [_sides(term)[1 - side] for term in terms]
         boxes = _boxes(moving, dim)
@@ -141,13 +135,13 @@ def _gathered_free(known: Blocks, value: Value, axis: str, ranks: int) -> Swap |
         )
         if right and shape[at] == size * ranks and _cover(wanted, boxes, shape[at]):
             whole = _whole(moving[0], dim, ranks)
-            return _gather(terms[0].dot, side, whole, dim, moving, fixed, value, axis)
+            return _gather(terms[0], side, whole, dim, moving, fixed, value, axis)
     return None
 
 
 def _gathered_contracted(
     terms: tuple[Term, ...], value: Value, axis: str, ranks: int
-) -> Swap | None:
+) -> Ring | None:
     """``all_gather`` of one operand along a contracted dimension: a term of the sum a rank."""
     dot = terms[0].dot
     for side, dim, other in _contracted_dims(dot):
@@ -166,11 +160,11 @@ def _gathered_contracted(
         )
         if right and extent == size * ranks and _cover(wanted, boxes, extent):
             whole = _whole(moving[0], dim, ranks)
-            return _gather(dot, side, whole, dim, moving, fixed, value, axis)
+            return _gather(terms[0], side, whole, dim, moving, fixed, value, axis)
     return None
 
 
-def _scattered(terms: tuple[Term, ...], value: Value, axis: str, ranks: int) -> Swap | None:
+def _scattered(terms: tuple[Term, ...], value: Value, axis: str, ranks: int) -> Ring | None:
     """``psum_scatter``: each rank has the sum of all ranks' terms of its own block."""
     dot = terms[0].dot
     everyone = np.stack([term.lhs.ranks for term in terms])
@@ -188,10 +182,12 @@ def _scattered(terms: tuple[Term, ...], value: Value, axis: str, ranks: int) -> 
         mine = np.arange(ranks) * size
         if extent != size * ranks or any(not np.array_equal(p.starts[:, dim], mine) for p in cut):
             continue
-        inside = tuple(extent if d == at else n for d, n in enumerate(value.aval.shape))
+        local = _before_transposing(value.aval.shape, terms[0].order)
+        inside = tuple(extent if d == at else n for d, n in enumerate(local))
         layout = Layout.of(inside, {at: (size, "scatter")})
         sides = (cut[0], full[0]) if side == 0 else (full[0], cut[0])
-        return _make(dot, 2, layout, "reduce_scatter", sides, value, axis)
+        swap = _make(terms[0], 2, layout, "reduce_scatter", sides, value, axis)
+        return Ring(swap, None, -1, terms[0].order)
     return None
 
 
@@ -251,7 +247,7 @@ def _whole(part: Part, dim: int, ranks: int) -> Layout:
 
 
 def _gather(
-    dot: Node,
+    term: Term,
     side: int,
     layout: Layout,
     dim: int,
@@ -259,13 +255,14 @@ def _gather(
     fixed: list[Part],
     value: Value,
     axis: str,
-) -> Swap:
+) -> Ring:
     sides = (moving[0], fixed[0]) if side == 0 else (fixed[0], moving[0])
-    return _make(dot, side, layout, "all_gather", sides, value, axis)
+    swap = _make(term, side, layout, "all_gather", sides, value, axis)
+    return Ring(swap, moving[0].source, dim, term.order)
 
 
 def _make(
-    dot: Node,
+    term: Term,
     known: int,
     layout: Layout,
     kind: str,
@@ -274,6 +271,7 @@ def _make(
     axis: str,
 ) -> Swap:
     """The operator; ``layout`` is of the dot's lhs (``known`` 0), rhs (1) or result (2)."""
+    dot, order = term.dot, term.order
     spelt = letters(dot, known, layout)
     operands = [
         Operand(
@@ -297,9 +295,14 @@ def _make(
         swap,
         collective=_permutation(value.node),
         result=value,
-        shape=value.aval.shape,
+        shape=_before_transposing(value.aval.shape, order),
+        steps=(Step(lambda x: lax.transpose(x, order)),),
         out_dtype=value.aval.dtype,
     )
+
+
+def _before_transposing(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(shape[order.index(d)] for d in range(len(shape)))
 
 
 def _permutation(node: Node) -> Node:
@@ -319,49 +322,6 @@ def _permutation(node: Node) -> Node:
     raise AssertionError(f"a ring without a ppermute ends in {node.name}")
 
 
-def _dead(program: Graph) -> set[Node]:
-    """Operations whose results nobody reads."""
-    dead: set[Node] = set()
-    for node in reversed(program.nodes):
-        if not node.side_effects and _unread(node, dead, None):
-            dead.add(node)
-    return dead
-
-
-def _unread(node: Node, gone: set[Node], result: Value | None) -> bool:
-    return all(
-        user is not None and user in gone
-        for value in node.outputs
-        if value is not result
-        for user in value.uses
-    )
-
-
-def _given_up(swap: Swap, dead: set[Node]) -> tuple[Node, ...] | None:
-    """The operations that nobody needs but for the ring's result; None if it moves more.
-
-    What they read is either made by one of them or read by others too.
-    """
-    last = swap.result.node
-    assert last is not None
-    ends = {swap.lhs.value, swap.rhs.value}
-    behind: dict[Node, Any] = {last: None}
-    for node in (queue := [last]):
-        for value in node.inputs:
-            if value not in ends and value.node is not None and value.node not in behind:
-                behind[value.node] = None
-                queue.append(value.node)
-    gone: set[Node] = set(dead)
-    for node in sorted(behind, key=lambda n: -n.index):
-        if not node.side_effects and _unread(node, gone, swap.result):
-            gone.add(node)
-    stay = [node for node in behind if node not in gone and _ring_axes(node)]
-    if stay or last not in gone:
-        return None
-    chosen = (gone & behind.keys()) | {node for node in dead if _ring_axes(node)}
-    return tuple(sorted(chosen, key=lambda n: n.index))
-
-
 def reason(node: Node, why: Mapping[str, str]) -> str:
     """Why a ``ppermute`` is left."""
-    return next((why[axis] for axis in sorted(_ring_axes(node)) if axis in why), NO_RING)
+    return next((why[axis] for axis in sorted(ring_axes(node)) if axis in why), NO_RING)

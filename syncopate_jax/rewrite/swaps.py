@@ -60,6 +60,21 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Rebuilt:
+    """A value that is made of what an operator keeps.
+
+    Attributes:
+      value: the value.
+      reads: what it is made of.
+      apply: makes it.
+    """
+
+    value: Value
+    reads: tuple[Value, ...]
+    apply: Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Swap:
     """An operator that stands for a dot and a collective.
 
@@ -101,10 +116,12 @@ class Taken:
     Attributes:
       gone: the operations that they do the work of.
       made: which operator gives a value.
+      rebuilt: how a value is made of what an operator keeps.
     """
 
     gone: set[Node] = field(default_factory=set)
     made: dict[Value, Swap] = field(default_factory=dict)
+    rebuilt: dict[Value, Rebuilt] = field(default_factory=dict)
 
     def add(self, swap: Swap) -> None:
         self.gone.update(swap.gone)
@@ -119,7 +136,7 @@ class Taken:
             value = stack.pop()
             if value is shared:
                 return "is made of the result too"
-            swap, node = self.made.get(value), value.node
+            swap, node = self.made.get(value) or self.rebuilt.get(value), value.node
             if node is None:
                 continue
             if shared.node is not None and node.index > shared.node.index and node.side_effects:

@@ -82,9 +82,63 @@ def partitioned() -> tuple[Any, ...]:
     return mlp, jnp.ones((4, 8)), jnp.ones((8, 16)), jnp.ones((16, 12))
 
 
+def explicit() -> tuple[Any, ...]:
+    """Explicit axes: layers with a jit of their own, in a scan under remat."""
+    mesh = jax.make_mesh((2, 4), ("d", "t"), (AxisType.Explicit,) * 2)
+
+    def on(*spec: Any) -> NamedSharding:
+        return NamedSharding(mesh, P(*spec))
+
+    @jax.jit
+    def up(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.einsum("bsh,hf->bsf", x, w))
+
+    def layer(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
+        h = up(jax.reshard(x, on("d")), w[0])
+        return x + jnp.einsum("bsf,fh->bsh", h, w[1], out_sharding=on("d", "t")), None
+
+    def layers(x: jax.Array, *w: jax.Array) -> jax.Array:
+        return lax.scan(jax.checkpoint(layer), x, w)[0]
+
+    x = jax.device_put(jnp.ones((4, 8, 16)), on("d", "t"))
+    w1 = jax.device_put(jnp.ones((3, 16, 32)), on(None, None, "t"))
+    return layers, x, w1, jax.device_put(jnp.ones((3, 32, 16)), on(None, "t"))
+
+
+def explicit_gradient() -> tuple[Any, ...]:
+    fn, *args = explicit()
+    return jax.grad(lambda *args: jnp.sum(fn(*args) ** 2), (1, 2)), *args
+
+
+def automatic() -> tuple[Any, ...]:
+    """Auto axes, sharded arguments and a sharded result; what is between is the partitioner's."""
+
+    def on(*spec: Any) -> NamedSharding:
+        return NamedSharding(mesh(), P(*spec))
+
+    fn = jax.jit(lambda x, w, v: ((x @ w), jnp.tanh(x @ v)), out_shardings=(on("d"), None))
+    x, w = jax.device_put(jnp.ones((8, 16)), on("d", "t")), jnp.ones((16, 32))
+    return fn, x, jax.device_put(w, on("t")), jax.device_put(w, on(None, "d"))
+
+
+def partly_manual() -> tuple[Any, ...]:
+    """One axis is shard_map's, the other the partitioner's."""
+
+    def body(x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.psum_scatter(lax.all_gather(x, "t", tiled=True) @ w, "t", tiled=True)
+
+    fn = jax.shard_map(
+        body, mesh=mesh(), in_specs=(P("t"), P()), out_specs=P("t"), axis_names={"t"}
+    )
+    x = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh(), P("t", "d")))
+    return fn, x, jax.device_put(jnp.ones((16, 12)), NamedSharding(mesh(), P("d")))
+
+
 PROGRAMS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "megatron": megatron, "fsdp": fsdp, "ulysses": ulysses, "ring": ring, "experts": experts,
     "reductions": reductions, "partitioned": partitioned,
+    "explicit": explicit, "explicit_gradient": explicit_gradient,
+    "automatic": automatic, "partly_manual": partly_manual,
 }  # fmt: skip
 
 
@@ -92,5 +146,5 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, ...]]] = {
 def texts(name: str) -> tuple[str, str]:
     """HLO and StableHLO of the program called ``name``, compiled by the JAX installed."""
     fn, *args = PROGRAMS[name]()
-    lowered = jax.jit(fn).lower(*args)
+    lowered = (fn if hasattr(fn, "lower") else jax.jit(fn)).lower(*args)
     return lowered.compile().as_text(), lowered.as_text()

@@ -266,6 +266,7 @@ MALFORMED = [
     (module("  r = f32[4,8 copy(p)"), "column 15: found 'copy', needs ','"),
     (module("  r = copy(p)"), "found ')', needs '['"),
     (module("  r = f32[4,-8] copy(p)"), "extents of 0 and more before this, found [4, -8]"),
+    (module("  r = f32[4,4] dot(p, p, p)\n"), "needs two operands of the dot before this, found 3"),
     (module("  r = f32[4,8] copy"), "needs the operands in '(' and ')'"),
     (module("  r = f32[4,8] copy(p), metadata="), "needs a value"),
     (module("  ROOT r = f32[4,8] copy(p)\n  ROOT s = f32[4,8] copy(p)"), "one ROOT in"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
+from pathlib import Path
 
 import jax
+import jax.export
 import numpy as np
 import pytest
 from jax.sharding import AxisType
@@ -18,6 +21,7 @@ from syncopate_jax.options import Options
 from tests.importers.exchanges import assert_right
 from tests.importers.hlo_programs import PROGRAMS, texts
 
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "hlo"
 # What each program is known to do: collectives by kind, and the operators that they make.
 KINDS = {
     "megatron": {"all_gather": 2, "reduce_scatter": 2},
@@ -32,6 +36,7 @@ OPERATORS = {
     "fsdp": {"all_gather_matmul": 2},
     "experts": {"all_to_all_matmul": 1},
 }
+DEAR = ("explicit_gradient",)
 
 
 def program(name: str, form: int) -> ImportedProgram:
@@ -39,7 +44,10 @@ def program(name: str, form: int) -> ImportedProgram:
 
 
 @pytest.mark.parametrize("form", [0, 1], ids=["hlo", "stablehlo"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in DEAR else name for name in PROGRAMS],
+)
 def test_import_verify_execute(name: str, form: int) -> None:
     found = program(name, form)
     assert found.num_ranks == 8
@@ -74,6 +82,64 @@ def test_the_partitioner_s_collectives_are_those_its_shardings_imply() -> None:
     assert [one.kind for one in compiled.collectives] == ["all_gather", "all_reduce"]
     assert {one.operator for one in derived.collectives} >= {"all_gather_matmul"}
     assert len(derived.contractions) == 2
+
+
+def test_what_explicit_axes_imply() -> None:
+    """In the loop's body and in a jit of its own; what the partitioner makes of it adds nothing."""
+    found = program("explicit", 1)
+    assert [(one.kind, one.operator) for one in found.collectives] == [
+        ("all_gather", ""),  # of what a function is called with
+        ("reduce_scatter", "matmul_reduce_scatter"),
+    ]
+    assert [(name, str(derived)) for name, derived in found.contractions] == [
+        ("main/while.1:%9", "[reduce_scatter out c over t + dot]"),
+        ("up:%0", "dot"),
+    ]
+    assert found.skipped == ()
+    compiled = program("explicit", 0)
+    # The CPU's compiler makes an all-reduce and a slice of a reduce-scatter.
+    assert [one.kind for one in compiled.collectives] == ["all_gather", "all_reduce"]
+    assert [one.shape for one in compiled.collectives] == [one.shape for one in found.collectives]
+
+
+def test_the_gradient_on_explicit_axes() -> None:
+    found = program("explicit_gradient", 1)
+    assert Counter(one.operator for one in found.collectives if one.operator) == {
+        "matmul_reduce_scatter": 1,
+        "all_gather_matmul": 2,
+        "matmul_all_reduce": 2,
+    }
+    assert found.skipped == ()
+
+
+def test_what_auto_axes_leave_to_the_partitioner_is_named() -> None:
+    found = program("automatic", 1)
+    assert [one.operator for one in found.collectives] == ["matmul_all_reduce"]
+    ((name, reason),) = found.skipped
+    assert (name, reason[:44]) == ("%1", "the sharding of its result is not in the tex")
+    assert len(program("automatic", 0).collectives) == 3
+
+
+@pytest.mark.parametrize("name", ["explicit", "automatic", "partly_manual"])
+def test_fixtures_are_what_jax_prints(name: str) -> None:
+    """The same by all versions of JAX that are tested; so is the text with source lines."""
+    fixture = import_hlo((FIXTURES / f"{name}.mlir").read_text(encoding="utf-8"))
+    fn, *args = PROGRAMS[name]()
+    lowered = (fn if hasattr(fn, "lower") else jax.jit(fn)).lower(*args)
+    for text in (lowered.as_text(), lowered.as_text(debug_info=True)):
+        found = import_hlo(text)
+        assert found.contractions == fixture.contractions
+        assert found.skipped == fixture.skipped
+        assert [dataclasses.replace(one, notes=()) for one in found.collectives] == [
+            dataclasses.replace(one, notes=()) for one in fixture.collectives
+        ]
+
+
+def test_exported_programs() -> None:
+    """``jax.export`` prints source lines behind every argument and operation."""
+    fn, *args = PROGRAMS["automatic"]()
+    found = import_hlo(jax.export.export(fn)(*args).mlir_module())
+    assert [str(derived) for _, derived in found.contractions] == ["[all_reduce out over t + dot]"]
 
 
 def test_a_pair_runs_as_the_operator_it_is() -> None:

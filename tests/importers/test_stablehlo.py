@@ -133,9 +133,14 @@ def test_a_contraction_s_own_sharding() -> None:
 
 def test_shardings_over_two_meshes_or_in_words() -> None:
     body = constrained('{"d"}, {}', "{}, {}", '{"d"}, {}')
-    meshes = MESH + MESH.replace("@mesh", "@other")
+    renamed = MESH + MESH.replace("@mesh", "@other")
+    same = program(body.replace("%arg1 <@mesh", "%arg1 <@other"), mesh=renamed)
+    assert [str(derived) for _, derived in same.contractions] == ["dot"]
+    meshes = renamed.replace('@other = <["d"=2', '@other = <["e"=2')
     mixed = program(body.replace("%arg1 <@mesh", "%arg1 <@other"), mesh=meshes)
     assert mixed.skipped[0][1].startswith("its shardings are over meshes mesh, other, mesh")
+    with_third = body.replace("%arg1 <@mesh", "%arg1 <@third")
+    assert "names no mesh that is known" in program(with_third).skipped[0][1]
     words = program(body.replace('%2 <@mesh, [{"d"}, {}]>', "%2 <@mesh, everything>"))
     assert words.skipped[0][1].startswith("sharding '<@mesh, everything>' is not understood")
 
@@ -146,7 +151,8 @@ def test_shardings_over_two_meshes_or_in_words() -> None:
         (('{"d"}, {"t"}', '{"t"}, {}', '{?}, {}'), "leaves a dimension open or cuts an axis"),
         (('{"d":(1)2}, {}', '{}, {}', '{}, {}'), "leaves a dimension open or cuts an axis"),
         (('{}, {}', '{}, {}', '{}, {"d", "t"}'), "n has extent 6|has extent 6"),
-        (('{"x"}, {}', '{}, {}', '{}, {}'), "has no mesh axis 'x'"),
+        (('{"x"}, {}', '{}, {}', '{}, {}'), "has no mesh axis 'x', or has it twice; known: d"),
+        (('{"d"}, {"d"}', '{}, {}', '{}, {}'), "has no mesh axis 'd', or has it twice"),
     ],
 )  # fmt: skip
 def test_contractions_left_alone(specs: tuple[str, str, str], message: str) -> None:
@@ -165,11 +171,209 @@ def test_shardings_of_arguments_are_kept() -> None:
     assert import_hlo(text).note("sharding of %arg0") == '<@mesh, [{"d"}, {}]>'
 
 
+def test_a_value_that_is_returned_too_makes_no_pair() -> None:
+    dot = (
+        "\n    %1 = stablehlo.dot_general %0, %arg1, contracting_dims = [1] x [0] : "
+        "(tensor<8x8xf32>, tensor<8x6xf32>) -> tensor<8x6xf32>"
+    )
+    assert one(gather(DENSE) + dot).operator == "all_gather_matmul"
+    assert one(gather(DENSE) + dot + "\n    return %0 : tensor<8x8xf32>").pair is None
+    read = (
+        "\n    %c = stablehlo.constant dense<true> : tensor<i1>\n"
+        '    %2 = "stablehlo.if"(%c) ({\n      stablehlo.return %0 : tensor<8x8xf32>\n    }, {\n'
+        "      %3 = stablehlo.negate %0 : tensor<8x8xf32>\n"
+        "      stablehlo.return %3 : tensor<8x8xf32>\n    }) : (tensor<i1>) -> tensor<8x8xf32>"
+    )
+    assert one(gather(DENSE) + dot + read).pair is None
+
+
+ARGUMENTS = {
+    "x": '%x: tensor<4x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"d"}, {"t"}]>}',
+    "w": '%w: tensor<8x6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"t"}, {}]>}',
+    "open": "%w: tensor<8x6xf32>",
+}
+PRODUCT = (
+    "stablehlo.dot_general {}, {}, contracting_dims = [1] x [0] : (tensor<4x8xf32>, "
+    "tensor<8x6xf32>) -> tensor<4x6xf32>"
+)
+SUMMED = "[all_reduce out over t + dot]"
+UNSAID = "the sharding of its {} is not in the text; import the partitioned HLO"
+
+
+def function(
+    body: str, *, weight: str = "w", result: str = '[{"d"}, {}]', more: str = ""
+) -> ImportedProgram:
+    sharding = f"sdy.sharding = #sdy.sharding<@mesh, {result}>" if result else ""
+    return import_hlo(
+        f"{HEAD}{MESH}  func.func public @main({ARGUMENTS['x']}, {ARGUMENTS[weight]}) -> "
+        f'(tensor<4x6xf32> {{jax.result_info = "result[{{1,0}}]", {sharding}}}) {{\n{body}\n  }}\n'
+        f"{more}}}\n"
+    )
+
+
+def derived(found: ImportedProgram) -> list[str]:
+    return [str(one) for _, one in found.contractions]
+
+
+def test_results_have_shardings_too() -> None:
+    body = f"    %0 = {PRODUCT.format('%x', '%w')}\n    return %0 : tensor<4x6xf32>"
+    found = function(body)
+    assert (derived(found), found.skipped) == ([SUMMED], ())
+    assert_right(found.collectives[0])
+    assert derived(function(body, result="[{}, {}]")) == [f"{SUMMED}; all_gather out b over d"]
+    for weight, result, missing in (
+        ("w", "", "result"),
+        ("open", '[{"d"}, {}]', "rhs"),
+        ("open", "", "rhs and result"),
+    ):
+        silent = function(body, weight=weight, result=result)
+        assert silent.contractions == silent.collectives == ()
+        assert silent.skipped[0][0] == "%0"
+        assert silent.skipped[0][1].startswith(UNSAID.format(missing))
+
+
+CALLED = (
+    "  func.func private @f(%a: tensor<4x8xf32>, %b: tensor<8x6xf32>) -> tensor<4x6xf32> {\n"
+    f"    %0 = {PRODUCT.format('%a', '%b')}\n"
+    '    %1 = sdy.sharding_constraint %0 <@mesh, [{"d"}, {}]> : tensor<4x6xf32>\n'
+    "    return %1 : tensor<4x6xf32>\n  }\n"
+)
+CALL = " = func.call @f({}, %w) : (tensor<4x8xf32>, tensor<8x6xf32>) -> tensor<4x6xf32>\n"
+
+
+def test_functions_get_the_shardings_that_all_calls_give_them() -> None:
+    once = "    %0" + CALL.format("%x") + "    return %0 : tensor<4x6xf32>"
+    assert derived(function(once, more=CALLED)) == [SUMMED]
+    other = '    %1 = sdy.sharding_constraint %x <@mesh, [{}, {"t"}]> : tensor<4x8xf32>\n'
+    twice = f"{other}    %2{CALL.format('%1')}{once}"
+    found = function(twice, more=CALLED)
+    assert found.skipped[0][1].startswith(UNSAID.format("lhs"))
+    assert [one.kind for one in found.collectives] == ["all_gather"]  # of x, for the second call
+    assert_right(found.collectives[0])
+
+
+def test_a_function_that_calls_itself() -> None:
+    itself = CALLED.replace(
+        "    return", "    %2" + CALL.format("%a").replace("%w", "%b") + "    return"
+    )
+    assert (
+        function("    return %x : tensor<4x8xf32>", more=itself)
+        .skipped[0][1]
+        .startswith(UNSAID.format("lhs and rhs"))
+    )
+    body = "    %0" + CALL.format("%x") + "    return %0 : tensor<4x6xf32>"
+    assert derived(function(body, more=itself)) == [SUMMED]
+
+
+def loop(step: str, after: str = "%3") -> str:
+    return (
+        "    %c = stablehlo.constant dense<0> : tensor<i32>\n"
+        "    %0:3 = stablehlo.while(%i = %c, %a = %x, %b = %w) : tensor<i32>, tensor<4x8xf32>, "
+        "tensor<8x6xf32>\n    cond {\n"
+        "      %1 = stablehlo.compare LT, %i, %i, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>"
+        f"\n      stablehlo.return %1 : tensor<i1>\n    }} do {{\n{step}"
+        f"      stablehlo.return %i, {after}, %b : tensor<i32>, tensor<4x8xf32>, tensor<8x6xf32>\n"
+        f"    }}\n    %4 = {PRODUCT.format('%0#1', '%0#2')}\n    return %4 : tensor<4x6xf32>"
+    )
+
+
+def test_loops_keep_the_shardings_of_what_they_carry() -> None:
+    negated = "      %3 = stablehlo.negate %a : tensor<4x8xf32>\n"
+    kept = '      %3 = sdy.sharding_constraint %a <@mesh, [{"d"}, {"t"}]> : tensor<4x8xf32>\n'
+    assert derived(function(loop(kept))) == [SUMMED]
+    assert derived(function(loop("", "%a"))) == [SUMMED]
+    assert function(loop(negated)).skipped[0][1].startswith(UNSAID.format("lhs"))
+    inside = f"      %2 = {PRODUCT.format('%a', '%b')}\n"
+    found = function(loop(kept + inside))
+    assert [name for name, _ in found.contractions] == ["main:%4"]
+    assert found.skipped[0][1].startswith(UNSAID.format("result"))
+
+
+@pytest.mark.parametrize(
+    ("between", "wanted"),
+    [
+        ("%2 = stablehlo.convert %x : tensor<4x8xf32>", True),
+        ("%1:2 = stablehlo.optimization_barrier %w, %x : tensor<8x6xf32>, tensor<4x8xf32>\n"
+         '    %2 = sdy.sharding_constraint %1#1 <@mesh, [{"d"}, {"t"}]> : tensor<4x8xf32>', True),
+        ("%1 = stablehlo.transpose %x, dims = [1, 0] : (tensor<4x8xf32>) -> tensor<8x4xf32>\n"
+         "    %2 = stablehlo.transpose %1, dims = [1, 0] : (tensor<8x4xf32>) -> tensor<4x8xf32>",
+         True),
+        ("%2 = stablehlo.transpose %x, dims = [0, 0] : (tensor<4x8xf32>) -> tensor<4x8xf32>",
+         False),
+        ("%2 = stablehlo.exponential %x : tensor<4x8xf32>", False),
+        ("%c0 = stablehlo.convert %x : tensor<4x8xf32>\n"
+         + "".join(f"    %c{i} = stablehlo.convert %c{i - 1} : tensor<4x8xf32>\n"
+                   for i in range(1, 2000))
+         + "    %2 = stablehlo.convert %c1999 : tensor<4x8xf32>", False),
+    ],
+    ids=["cast", "barrier", "transposes", "no transposition", "arithmetic", "too far"],
+)  # fmt: skip
+def test_what_keeps_a_sharding(between: str, wanted: bool) -> None:
+    body = f"    {between}\n    %5 = {PRODUCT.format('%2', '%w')}\n    return %5 : tensor<4x6xf32>"
+    found = function(body)
+    assert derived(found) == ([SUMMED] if wanted else [])
+    assert bool(found.skipped) is not wanted
+
+
+def test_reshardings_before_and_after_a_contraction_are_its_moves() -> None:
+    whole = '    %1 = sdy.sharding_constraint %x <@mesh, [{"d"}, {}]> : tensor<4x8xf32>\n'
+    rows = (
+        "    %3 = sdy.sharding_constraint %2 <@mesh, [{}, {}]> : tensor<4x6xf32>\n"
+        '    %4 = sdy.sharding_constraint %3 <@mesh, [{"d", "t"}, {}]> : tensor<4x6xf32>\n'
+    )
+    product = f"    %2 = {PRODUCT.format('%1', '%w')}\n"
+    found = function(f"{whole}{product}{rows}    return %4 : tensor<4x6xf32>", result="")
+    assert derived(found) == ["[reduce_scatter out b over t + dot]"]
+    assert [one.kind for one in found.collectives] == ["reduce_scatter"]
+    assert_right(found.collectives[0])
+    also = f"{whole}    %6 = stablehlo.negate %1 : tensor<4x8xf32>\n{product}"
+    apart = function(f"{also}    return %2 : tensor<4x6xf32>")
+    names = ["main:%1:all_gather.0", "main:%2:all_reduce.0"]
+    assert [one.name for one in apart.collectives] == names
+    for collective in apart.collectives:
+        assert_right(collective)
+
+
+def manual(axes: str, inner: str) -> str:
+    return (
+        '    %0 = sdy.manual_computation(%x, %w) in_shardings=[<@mesh, [{"d"}, {"t"}]>, <@mesh, '
+        '[{"t"}, {}]>] out_shardings=[<@mesh, [{"d"}, {}]>] manual_axes={' + axes + "} "
+        f"(%a: {inner.split(',')[0]}, %b: {inner.split(',')[1]}) {{\n"
+        "      %1 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] : "
+        f"({inner.split(',')[0]}, {inner.split(',')[1]}) -> {inner.split(',')[2]}\n"
+        "      %2 = sdy.sharding_constraint %1 <@mesh, [{}, {}]> : " + inner.split(",")[2] + "\n"
+        f"      sdy.return %2 : {inner.split(',')[2]}\n"
+        "    } : (tensor<4x8xf32>, tensor<8x6xf32>) -> tensor<4x6xf32>\n"
+        "    return %0 : tensor<4x6xf32>"
+    )
+
+
+def test_arrays_of_manual_computations_are_one_rank_s() -> None:
+    every = function(manual('"d", "t"', "tensor<2x4xf32>,tensor<4x6xf32>,tensor<2x6xf32>"))
+    assert (every.contractions, every.skipped, every.collectives) == ((), (), ())
+    some = function(manual('"d"', "tensor<2x8xf32>,tensor<8x6xf32>,tensor<2x6xf32>"))
+    assert derived(some) == [SUMMED]
+    assert [one.groups for one in some.collectives] == [((0, 1), (2, 3))]
+    assert_right(some.collectives[0])
+
+
+def test_shardings_of_the_older_partitioner_are_named() -> None:
+    body = f"    %0 = {PRODUCT.format('%x', '%w')}\n    return %0 : tensor<4x6xf32>"
+    text = (
+        f"{HEAD}  func.func public @main(%x: tensor<4x8xf32> {{mhlo.sharding = "
+        '"{devices=[2,2]<=[4]}"}, %w: tensor<8x6xf32>) -> tensor<4x6xf32> {\n' + body + "\n  }\n}\n"
+    )
+    ((name, reason),) = import_hlo(text).skipped
+    assert (name, reason[:35]) == ("mhlo.sharding", "shardings of GSPMD are not read; im")
+
+
 MALFORMED = [
     ("module", "line 1, column 7: found the end of the file, needs '{' of the module"),
     ("module @m {\n", "found the end of the file, needs an operation or '}'"),
     ("module @m {\n}\n", "needs a function @main"),
     ("module @m {\n}\n}", "found '}', needs the end of the file"),
+    ("module @m {\n  func.func @main() {\n    %0 = call @g() : () -> tensor<f32>\n  }\n}\n",
+     "line 3, column 1: call %0 names @g, which is none"),
     ("module @m attributes {mhlo.num_partitions = 0 : i32} {\n}", "1 to 65536 replicas times"),
 ]  # fmt: skip
 BODIES = [
@@ -198,7 +402,8 @@ BODIES = [
     ("    %0 = stablehlo.transpose %arg0 : (tensor<4x8xf32>) -> tensor<8x4xf32>",
      "transpose needs dims = [...]"),
     ("    %0 = stablehlo.dot_general %arg0, %arg1, contracting_dims = [1] x [0]",
-     "dot_general needs the types of its operands and result"),
+     "dot_general needs two operands, their types and its own"),
+    (f"    %0 = {PRODUCT.format('%arg0', '%arg1, %arg1')}", "dot_general needs two operands, th"),
     ("    %0 = 5", "found '5', needs an operation or '}'"),
     ('    "stablehlo.custom"(%arg0) ({\n    } : () -> ()', "a region or ')'"),
     ('    %0 = "stablehlo.collective_permute"(%x) <{source_target_pairs = dense<[[0, 1]]> : '
@@ -245,6 +450,8 @@ def test_two_functions_of_one_name() -> None:
         ("%2 = stablehlo.add %a, %b : tensor<f32>", "sum"),
         ("%2 = stablehlo.maximum %b, %a : tensor<f32>", "max"),
         ('%2 = "stablehlo.add"(%a, %b) : (tensor<f32>, tensor<f32>) -> tensor<f32>', "sum"),
+        ("%1 = stablehlo.add %a, %b : tensor<f32>\n"
+         "      %2 = sdy.sharding_constraint %1 <@mesh, []> : tensor<f32>", "sum"),
         ("%2 = stablehlo.add %a, %a : tensor<f32>", "add then return"),
         ("%1 = stablehlo.add %a, %b : tensor<f32>\n      %2 = stablehlo.negate %1 : tensor<f32>",
          "add then negate then return"),

@@ -137,13 +137,16 @@ SUMMED = (gather_contracted, gather_contracted_scan)
 SCATTERED = (scatter_rows, scatter_rows_scan)
 
 
-def mapped(body: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def shardings(body: Callable[..., Any]) -> tuple[tuple[P, P], P]:
     if body in GATHERED:
-        specs, out = (ROWS, COLUMNS), COLUMNS
-    elif body in SUMMED:
-        specs, out = (ROWS, ROWS), ROWS
-    else:
-        specs, out = (COLUMNS, ROWS), COLUMNS if body is scatter_columns else ROWS
+        return (ROWS, COLUMNS), COLUMNS
+    if body in SUMMED:
+        return (ROWS, ROWS), ROWS
+    return (COLUMNS, ROWS), COLUMNS if body is scatter_columns else ROWS
+
+
+def mapped(body: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    specs, out = shardings(body)
     return jax.shard_map(body, mesh=mesh_of(RANKS), in_specs=specs, out_specs=out, **options)
 
 
@@ -175,6 +178,18 @@ def test_ring_is_one_operator(body: Callable[..., Any]) -> None:
     assert "test_rings.py" in report.replaced[0].source
     text = jax.jit(overlap(fn)).lower(x, w).compile().as_text()
     assert "collective-permute" not in text
+
+
+def made_of_itself(x: Array, w: Array) -> Array:
+    """What goes around is multiplied with what is made of what came before."""
+    ranks, me, rows = lax.axis_size("t"), lax.axis_index("t"), x.shape[0]
+    out = vary(jnp.zeros((rows * ranks, w.shape[1]), x.dtype))
+    parts = [x, shift(x)]
+    w = w + jnp.sum(parts[1])
+    for i in range(ranks):
+        out = lax.dynamic_update_slice(out, parts[i] @ w, ((me - i) % ranks * rows, 0))
+        parts.append(shift(parts[-1]))
+    return out
 
 
 def used_elsewhere(x: Array, w: Array) -> Any:
@@ -235,7 +250,7 @@ def no_ring(x: Array, w: Array) -> Array:
 ELSEWHERE = "does all_gather with a dot, but what goes around is used elsewhere too"
 NO_RING = "it is no part of a ring that gathers or sums one product"
 DECOYS = {
-    used_elsewhere: (gather_rows, "its ring, which ends at "),
+    made_of_itself: (gather_rows, "its ring, which ends at "),
     wrong_order: (gather_rows, NO_RING),
     too_short: (gather_rows, NO_RING),
     twice_the_same: (gather_contracted, NO_RING),
@@ -257,36 +272,105 @@ def test_decoy_is_left(body: Callable[..., Any]) -> None:
     assert reasons(report)
 
 
-def test_other_results_of_a_loop_are_kept() -> None:
-    """A loop whose carry is read behind it stays, with its ring."""
+def back_home(x: Array, w: Array) -> Array:
+    """What has gone all the way round is read behind the loop, and so is what each step saw."""
+    ranks, me, rows = lax.axis_size("t"), lax.axis_index("t"), x.shape[0]
 
-    def body(x: Array, w: Array) -> Any:
-        ranks, me, rows = lax.axis_size("t"), lax.axis_index("t"), x.shape[0]
+    def step(carry: tuple[Array, Array], i: Array) -> tuple[tuple[Array, Array], tuple[Array, Any]]:
+        x, out = carry
+        at = (me - i) % ranks * rows
+        return (shift(x), lax.dynamic_update_slice_in_dim(out, x @ w, at, 0)), (x, at)
 
-        def step(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-            x, out = carry
-            out = lax.dynamic_update_slice_in_dim(out, x @ w, (me - i) % ranks * rows, 0)
-            return shift(x), out
-
-        zeros = vary(jnp.zeros((rows * ranks, w.shape[1]), x.dtype))
-        back, out = lax.fori_loop(0, ranks, step, (x, zeros))
-        return out + back.sum()
-
-    specs = {"in_specs": (ROWS, COLUMNS), "out_specs": COLUMNS}
-    (reason,) = reasons(
-        overlap(jax.shard_map(body, mesh=mesh_of(RANKS), **specs)).report(*arrays())
-    )
-    assert ELSEWHERE in reason
+    zeros = vary(jnp.zeros((rows * ranks, w.shape[1]), x.dtype))
+    (back, out), (seen, at) = lax.scan(step, (x, zeros), jnp.arange(ranks))
+    weights = jnp.arange(1.0, ranks + 1)[:, None, None] + at[:, None, None]
+    return out + back.sum() + (seen * weights).sum()
 
 
-@pytest.mark.parametrize(
-    "body", [gather_rows_in_a_loop, pytest.param(gather_contracted, marks=pytest.mark.slow)]
-)
-def test_gradient_of_a_ring_is_left(body: Callable[..., Any]) -> None:
-    """What went around is kept for the backward pass: take the gradient of the overlapped ring."""
-    report = same_gradient(mapped(body), *arrays(), tolerance=1e-4)
-    assert report.replaced == ()
-    assert ELSEWHERE in reasons(report)[0]
+@pytest.mark.parametrize("body", [used_elsewhere, pytest.param(back_home, marks=pytest.mark.slow)])
+def test_what_goes_around_is_kept_for_others(body: Callable[..., Any]) -> None:
+    """The operator gives back what it gathered, and parts of that are what was read."""
+    fn = jax.shard_map(body, mesh=mesh_of(RANKS), in_specs=(ROWS, COLUMNS), out_specs=COLUMNS)
+    report = same(fn, *arrays(), tolerance=1e-4)
+    assert (kinds(report), reasons(report)) == (["all_gather"], [])
+    assert set(report.replaced[0].readers) == {"dynamic_slice"}
+    refused = overlap(fn, backend="copy_engine", target="mosaic_gpu").report(*arrays())
+    assert refused.replaced == ()
+    assert "does not give back what it gathered" in reasons(refused)[0]
+
+
+@pytest.mark.slow
+def test_two_rings_of_one_array_gather_it_once() -> None:
+    def body(x: Array, w: Array) -> Array:
+        return gather_rows(x, w) + gather_rows_in_a_loop(x, w * 2)
+
+    fn = jax.shard_map(body, mesh=mesh_of(RANKS), in_specs=(ROWS, COLUMNS), out_specs=COLUMNS)
+    report = same(fn, *arrays(), tolerance=1e-4)
+    assert [item.readers for item in report.replaced] == [("dot_general",)]
+    assert reasons(report) == []
+    text = jax.jit(overlap(fn)).lower(*arrays()).compile().as_text()
+    assert (text.count(" all-gather("), text.count(" collective-permute(")) == (1, 0)
+
+
+# The rings of a gradient, by kind, of the whole function and of a body with its gradient in it.
+LEFT_STRIDED = "what went around t goes into pad, at "
+GRADIENTS = {
+    gather_rows: ["all_gather", "reduce_scatter"],
+    gather_rows_in_a_loop: ["all_gather", "reduce_scatter"],
+    gather_contracted: ["all_gather"],
+    gather_contracted_scan: ["all_gather"],
+    scatter_rows: ["reduce_scatter", "all_gather"],
+    scatter_rows_scan: ["reduce_scatter", "all_gather"],
+    scatter_columns: ["reduce_scatter", "all_gather"],
+}
+
+
+def all_but(quick: Callable[..., Any]) -> list[Any]:
+    """Every ring with a gradient, slow but for one."""
+    return [b if b is quick else pytest.param(b, marks=pytest.mark.slow) for b in GRADIENTS]
+
+
+@pytest.mark.parametrize("body", all_but(gather_rows_in_a_loop))
+def test_gradient_of_a_ring(body: Callable[..., Any]) -> None:
+    """The backward pass of ``shard_map`` is a body of its own, which gets what was kept.
+
+    Where it gets slices of an array one by one, the ring that sums products of them is left.
+    """
+    fn = mapped(body)
+    report = same_gradient(fn, *arrays(), tolerance=1e-4)
+    assert kinds(report) == GRADIENTS[body]
+    left = RANKS - 1 if body is gather_contracted else body is gather_contracted_scan
+    assert len(report.left) == left
+    assert all(reason.startswith(NO_RING) for reason in reasons(report))
+
+
+@pytest.mark.parametrize("body", all_but(scatter_rows))
+def test_gradient_inside_a_body(body: Callable[..., Any]) -> None:
+    """All three products are found: one gathers for two of them."""
+
+    def step(x: Array, w: Array) -> Any:
+        y, back = jax.vjp(body, x, w)
+        return y, *back(jnp.sin(y) + 1.0)
+
+    specs, out = shardings(body)
+    fn = jax.shard_map(step, mesh=mesh_of(RANKS), in_specs=specs, out_specs=(out, *specs))
+    new = overlap(fn, backend="xla")
+    report = new.report(*arrays())
+    wanted = ["all_gather", "reduce_scatter"]
+    wanted = wanted if GRADIENTS[body][0] == "all_gather" else wanted[::-1]
+    assert (kinds(report), reasons(report)) == (wanted, [])
+    assert sorted(item.readers for item in report.replaced) == [(), ("dot_general",)]
+    x, w = arrays()
+    for found, right in zip(jax.jit(new)(x, w), jax.jit(fn)(x, w), strict=True):
+        np.testing.assert_allclose(found, right, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_gradient_of_halves_both_ways_is_left() -> None:
+    """Halves of a rank's rows scattered are strides of the whole, which no operator scatters."""
+    report = same_gradient(mapped(gather_rows_both_ways), *arrays(), tolerance=1e-4)
+    assert kinds(report) == ["all_gather"]
+    assert all(LEFT_STRIDED in reason for reason in reasons(report))
 
 
 @pytest.mark.slow
