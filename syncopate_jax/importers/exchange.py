@@ -18,6 +18,7 @@ REDUCING = ("reduce_scatter", "all_reduce")
 # Dtypes that plans lack: what is only moved, or added with wrap-around, is the same bits.
 _SAME_BITS = {"uint64": "int64", "uint32": "int32", "uint16": "int16", "bool": "uint8"}
 SOURCE, RESULT = "x", "out"  # names of a plan's two tensors
+MAX_NAME = 100  # characters of a plan, which becomes a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,8 @@ class Exchange:
         return found
 
     def _operations(self) -> Iterator[Operation]:
+        if not math.prod(self.shape):
+            return
         if self.kind == PERMUTE:
             for src, dst in self.groups:
                 chunk = Chunk(SOURCE, Box.full(self.shape))
@@ -132,8 +135,6 @@ class Exchange:
                     src, src, dst, chunk, Chunk(RESULT, chunk.box),
                     deps=self._deps(src, chunk), origin=self._origin(),
                 )  # fmt: skip
-            return
-        if not math.prod(self.shape):
             return
         if self.steps:
             yield from self._hops()
@@ -224,6 +225,6 @@ class Exchange:
 
 
 def identifier(name: str) -> str:
-    """``name`` without what the text form of a plan cannot have."""
+    """``name`` without what the text form of a plan cannot have, nor a file's name."""
     found = "".join(c if c.isascii() and (c.isalnum() or c in "_-.") else "_" for c in name)
-    return found.strip("_-.") or "collective"
+    return found.strip("_-.")[:MAX_NAME].rstrip("_-.") or "collective"

@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from syncopate_jax.errors import InputError
+from syncopate_jax.errors import FormatError, InputError
 from syncopate_jax.importers.exchange import PERMUTE, REDUCING, Exchange, identifier
 from syncopate_jax.importers.replica_groups import AxisRef, Groups, NamedMesh, fault
 from syncopate_jax.importers.shardings import Derived
-from syncopate_jax.ir.arguments import MAX_EXTENT
 from syncopate_jax.ir.comm import COLLECTIVES
-from syncopate_jax.ir.plan import Plan
+from syncopate_jax.ir.plan import Plan, shape_fault
 
 MAX_PARTS = 4096  # of one collective
+MAX_MESSAGE = 800  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class ImportedCollective(Exchange):
             return f"is none of {', '.join((*COLLECTIVES, PERMUTE))}"
         if not self.shape:
             return "a scalar's shape must be given as (1,)"
-        if max(self.shape) > MAX_EXTENT or min(self.shape) < 0:
-            return f"shape {self.shape} needs extents in 0..{MAX_EXTENT}"
+        if message := shape_fault(self.shape):
+            return message
         if self.kind == PERMUTE:
             return _permutation_fault(self.groups, self.num_ranks)
         cuts = self.split_axis >= 0 or self.concat_axis >= 0
@@ -106,8 +106,8 @@ class ImportedCollective(Exchange):
                 f"dimension {self.split_axis} has extent {self.shape[self.split_axis]}, which "
                 f"{self.members} ranks do not divide"
             )
-        if self.concat_axis >= 0 and self.shape[self.concat_axis] * self.members > MAX_EXTENT:
-            return f"its result has an extent beyond {MAX_EXTENT}"
+        if message := shape_fault(self.result):
+            return f"of its result, {message}"
         if (self.reduce != "none") != (self.kind in REDUCING):
             return f"reduction {self.reduce!r} does not fit"
         return self._cut_fault() or self._step_fault()
@@ -210,7 +210,14 @@ class Reader:
     reads: str
 
     def __call__(self, text: str) -> ImportedProgram:
-        return self.read(text)
+        try:
+            return self.read(text)
+        except FormatError as error:
+            message = str(error)  # it may quote a name, which a damaged file may have of any length
+            if len(message) <= MAX_MESSAGE:
+                raise
+            half = MAX_MESSAGE // 2 - 1
+            raise FormatError(f"{message[:half]} … {message[-half:]}") from None
 
 
 def from_moves(

@@ -103,6 +103,10 @@ class Chunk:
     tensor: str
     box: Box
 
+    def meets(self, other: Chunk) -> bool:
+        """Whether the two have an element in common."""
+        return self.tensor == other.tensor and self.box.intersect(other.box) is not None
+
     def __str__(self) -> str:
         return f"{self.tensor}{self.box}"
 

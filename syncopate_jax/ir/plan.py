@@ -18,6 +18,7 @@ rank (partial results, or private data). A goal states its value: element ``p`` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +27,7 @@ import numpy as np
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir import comm
+from syncopate_jax.ir.arguments import MAX_EXTENT
 from syncopate_jax.ir.chunk import Box, Chunk
 from syncopate_jax.ir.columns import Columns
 from syncopate_jax.ir.comm import P2P, Collective, ComputeDep, Dependency, OpDep, Operation
@@ -34,6 +36,23 @@ ITEM_SIZES = {
     "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2,
     "int16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
+
+
+# As NumPy has; and more than any device holds: bytes of many transfers add up in 64 bits.
+MAX_NDIM, MAX_ELEMENTS = 64, 2**40
+
+
+def shape_fault(shape: tuple[int, ...]) -> str:
+    """Why no tensor can have this shape, in words; empty if one can."""
+    if len(shape) > MAX_NDIM:
+        return f"its shape has {len(shape)} dimensions, at most {MAX_NDIM} fit"
+    if any(extent < 0 for extent in shape):
+        return f"shape {shape} has a negative extent"
+    if max(shape, default=0) > MAX_EXTENT:
+        return f"shape {shape} has an extent beyond {MAX_EXTENT}"
+    if math.prod(shape) > MAX_ELEMENTS:
+        return f"shape {shape} has {math.prod(shape)} elements, at most {MAX_ELEMENTS} fit"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +67,8 @@ class Tensor:
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise InputError(f"tensor: name {self.name!r} must be an identifier")
-        if any(extent < 0 for extent in self.shape):
-            raise InputError(f"tensor {self.name}: shape {self.shape} has a negative extent")
+        if fault := shape_fault(self.shape):
+            raise InputError(f"tensor {self.name}: {fault}")
         if self.dtype not in ITEM_SIZES:
             known = ", ".join(sorted(ITEM_SIZES))
             raise InputError(f"tensor {self.name}: dtype {self.dtype!r} is not one of {known}")

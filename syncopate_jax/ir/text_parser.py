@@ -12,7 +12,7 @@ from syncopate_jax.ir import comm
 from syncopate_jax.ir.build import build_plan
 from syncopate_jax.ir.chunk import Box, Chunk
 from syncopate_jax.ir.comm import P2P, Collective, ComputeDep, Dependency, OpDep, Operation
-from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
+from syncopate_jax.ir.plan import MAX_NDIM, Goal, Plan, Region, Tensor
 
 _TOKEN = re.compile(r'\s*(#.*|"(?:[^"\\]|\\.)*"|compute\([^()]*\)|\S+)')
 _NUMBER = re.compile(r"\d{1,10}", re.ASCII)
@@ -23,7 +23,6 @@ _CHUNK = re.compile(r"([^\s\[]+)\[((?:\d{1,10}:\d{1,10}(?:,\d{1,10}:\d{1,10})*)?
 _COMPUTE = re.compile(r"compute\(r(\d{1,10}) ([^()]*)\)")
 _LARGEST = 2**31 - 1  # columns are int32
 _MOST_RANKS = 2**20  # more than any system has; keeps a typing error from filling memory
-_MOST_DIMS = 64  # as NumPy
 
 
 class Parser:
@@ -117,8 +116,8 @@ class Parser:
             self._fail(f"{ranks} ranks", f"1 to {_MOST_RANKS}")
         if self._next_is("dims"):
             self.dims = self._integer("a number of dimensions")
-            if self.dims > _MOST_DIMS:
-                self._fail(f"{self.dims} dims", f"at most {_MOST_DIMS}")
+            if self.dims > MAX_NDIM:
+                self._fail(f"{self.dims} dims", f"at most {MAX_NDIM}")
         self.ops = [[] for _ in range(ranks)]
 
     def _tensor(self) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +17,15 @@ from syncopate_jax.ir.chunk import Chunk
 from syncopate_jax.ir.comm import P2P, Collective, ComputeDep, Dependency, OpDep, Operation
 from syncopate_jax.ir.plan import Plan, Tensor
 from syncopate_jax.ir.topology import Topology
+from syncopate_jax.passes.collective_choice import (
+    Choose,
+    call_maker,
+    check_choose,
+    check_same_ends,
+    default_template,
+    from_template,
+    named_choice,
+)
 from syncopate_jax.passes.collective_layout import (
     Copy,
     Layout,
@@ -25,28 +33,16 @@ from syncopate_jax.passes.collective_layout import (
     template_arguments,
     tensors_needed,
 )
-from syncopate_jax.registry import templates
 from syncopate_jax.synthesis.result import RELAY
 from syncopate_jax.synthesis.subset import subset
 from syncopate_jax.synthesis.synthesize import synthesize
 
-Choice = str | tuple[str, Mapping[str, Any]]
-Choose = Mapping[str, Choice] | Callable[[str, int, int], Choice]
-
-DEFAULTS: dict[str, Choice] = {
-    "all_gather": "all_gather_swizzle",
-    "reduce_scatter": "reduce_scatter_direct",
-    "all_reduce": "all_reduce_two_shot",
-    "all_to_all": "all_to_all_waves",
-    "broadcast": "broadcast",
-}
 DIRECT, SYNTHESIS = "direct", "synthesis"
 # What templates and ``synthesize`` call the same thing.
 _SYNTHESIS_ARGUMENTS = {
     "axis": "dimension", "shards": "sizes", "counts": "sizes", "split_from": "dimension",
     "split_to": "to_dimension", "shards_to": "sizes_to",
 }  # fmt: skip
-ONE_AXIS = "all_to_all_blocks"  # the default where an all_to_all splits and joins one axis
 
 
 def expand_collectives(
@@ -88,6 +84,7 @@ def expand_collectives(
     """
     where = f"expand_collectives of plan {plan.name}"
     one_of(where, "how", how, ("template", DIRECT, SYNTHESIS))
+    check_choose(where, choose)
     if how == DIRECT or not plan.has_collectives():
         return plan
     if topology is not None and topology.num_ranks != plan.num_ranks:
@@ -211,30 +208,27 @@ class _Expansion:
     def _choice(self, parts: Sequence[Collective]) -> tuple[str, Mapping[str, Any]]:
         """What is to become of a collective: a name and further arguments."""
         head = parts[0]
-        default = DEFAULTS[head.kind]
-        if head.kind == "all_to_all" and head.split_axis == head.concat_axis:
-            default = ONE_AXIS
-        if self.synthesise:
-            default = SYNTHESIS
+        default = SYNTHESIS if self.synthesise else default_template(head)
+        choice: Any
         if callable(self.choose):
             bytes_sent = head.src.box.size * self.plan.tensor(head.src.tensor).itemsize
             choice = self.choose(head.kind, len(parts), bytes_sent)
         else:
             choice = self.choose.get(head.kind, default)
-        return (choice, {}) if isinstance(choice, str) else choice
+        return named_choice(f"plan {self.plan.name}", head.kind, choice)
 
     def _template(self, parts: Sequence[Collective], name: str, extra: Mapping[str, Any]) -> Plan:
         """The plan of a template or synthesis that does what ``parts`` do."""
         head = parts[0]
         arguments = template_arguments(parts)
-        key = f"{name} {sorted((arguments | dict(extra)).items())}"
+        key = f"{name} {sorted(arguments.items())} {sorted(extra.items())}"
         if name == SYNTHESIS:
             key += f" {head.kind} {head.ranks} {head.src.tensor}"
         if key not in self.known:
             if name == SYNTHESIS:
                 plan = self._synthesised(head, arguments, extra)
             else:
-                plan = _from_template(head, name, arguments | dict(extra))
+                plan = from_template(head, name, arguments | dict(extra))
             needed = tensors_needed(head)
             if sum(tensor.name != RELAY for tensor in plan.tensors) != needed:
                 raise UnsupportedError(
@@ -246,6 +240,8 @@ class _Expansion:
                     f"template {name} is made of collectives, expansion of {head.kind} over "
                     f"{head.ranks} needs P2P operations"
                 )
+            if extra or name != default_template(head):
+                check_same_ends(head, name, plan, arguments, extra)
             self.known[key] = plan
         return self.known[key]
 
@@ -263,8 +259,9 @@ class _Expansion:
             if key != "num_ranks"
         }
         renamed["dtype"] = self.plan.tensor(head.src.tensor).dtype
-        renamed["one_shot"] = not _meet(head.src, head.dst)
-        return synthesize(head.kind, subset(self.topology, head.ranks), **renamed | dict(extra))
+        renamed["one_shot"] = not head.src.meets(head.dst)
+        links = subset(self.topology, head.ranks)
+        return call_maker(head, SYNTHESIS, synthesize, head.kind, links, **renamed | dict(extra))
 
     def _scratch_name(self) -> str:
         names = {tensor.name for tensor in self.tensors}
@@ -272,18 +269,6 @@ class _Expansion:
         while f"scratch{number}" in names:
             number += 1
         return f"scratch{number}"
-
-
-def _from_template(head: Collective, name: str, arguments: Mapping[str, Any]) -> Plan:
-    template = templates.get(name)
-    try:
-        inspect.signature(template).bind(**arguments)
-    except TypeError as error:
-        raise UnsupportedError(
-            f"template {name} does not fit {head.kind} over {head.ranks}: {error}"
-        ) from error
-    plan: Plan = template(**arguments)
-    return plan
 
 
 @dataclass(slots=True)
@@ -316,7 +301,7 @@ class _Group:
             ends = ((op.src_rank, new.op.src, False), (op.dst_rank, new.op.dst, True))
             new.after += self._after(op, ops, made)
             for end, chunk, _ in ends:
-                new.after += [seed for seed in seeds[end] if _meet(seed.op.dst, chunk)]
+                new.after += [seed for seed in seeds[end] if seed.op.dst.meets(chunk)]
             self._wait(new, ends)
             self._file(new, place, (op.src_rank, op.dst_rank))
         for copy in copies:
@@ -378,13 +363,9 @@ class _Group:
 
 def _narrow(dep: ComputeDep, part: Collective, chunk: Chunk, reduces: bool) -> list[ComputeDep]:
     """What remains of ``dep`` for an operation that touches only ``chunk`` of a member's data."""
-    if dep.rank != part.rank or not (_meet(dep.chunk, part.src) or _meet(dep.chunk, part.dst)):
+    if dep.rank != part.rank or not (dep.chunk.meets(part.src) or dep.chunk.meets(part.dst)):
         return [dep]  # it orders the collective after something else
-    if reduces or not _meet(dep.chunk, chunk):
+    if reduces or not dep.chunk.meets(chunk):
         return []  # reductions commute with the production of what they add to
     box = dep.chunk.box.intersect(chunk.box)
     return [] if box is None else [ComputeDep(dep.rank, Chunk(chunk.tensor, box))]
-
-
-def _meet(a: Chunk, b: Chunk) -> bool:
-    return a.tensor == b.tensor and a.box.intersect(b.box) is not None

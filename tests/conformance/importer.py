@@ -6,10 +6,15 @@ of fixtures with its name in ``tests/fixtures``.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import json
 import random
+import re
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +36,17 @@ WORDS = (
     "[]", "[[]]", '""', "%", "}", "{", ")", "(", "]", "[", "<", ">", ",", "=", "\x00", "\n", " ",
     "é", "\u202e", "true", "None", '"', "'", "\\",
 )  # fmt: skip
+
+NUMBERS = (
+    "0", "1", "2", "3", "7", "8", "16", "64", "65536", "65537", "2147483647", "2147483648",
+    "4294967296", "1099511627776", "9223372036854775807", "9223372036854775808", "1e400", "0x10",
+    "00", "1.5", "9" * 5000,
+)  # fmt: skip
+VALUES: list[Any] = [
+    None, True, False, 0, -1, 1, 2, 3, 8, 10**6, 2**31, 2**40, 2**63, 10**400, 1.5, 1e308, -0.0, "",
+    "a", "é\u202e", "\ud800", [], {}, [[]], [None], {"a": 1}, [0] * 70_000, [1] * 3000,
+    [2**20] * 40, "x" * 100_000,
+]  # fmt: skip
 
 
 def read(name: str, text: str) -> ImportedProgram | None:
@@ -96,14 +112,62 @@ def mutated(text: str, rng: random.Random) -> str:
     return text
 
 
-def fuzz(name: str, path: Path, count: int, seed: int) -> int:
+def odd(text: str, rng: random.Random) -> str:
+    """The text with one to three whole words, numbers or JSON values that are another's."""
+    if text.lstrip().startswith("{") and rng.random() < 0.7:
+        return _odd_json(text, rng)
+    parts = re.findall(r"\d+|[A-Za-z_]+|\s+|.", text, re.DOTALL)
+    numbers = [i for i, part in enumerate(parts) if part.isdecimal()]
+    words = [i for i, part in enumerate(parts) if part.isidentifier()]
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        kind, at, other = rng.randrange(6), rng.randrange(len(parts)), rng.randrange(len(parts))
+        if kind < 2:
+            parts[rng.choice(numbers)] = rng.choice(NUMBERS)
+        elif kind == 2:
+            old, new = parts[rng.choice(numbers)], rng.choice(NUMBERS)
+            parts = [new if part == old else part for part in parts]
+        elif kind == 3:
+            parts[rng.choice(words)] = parts[rng.choice(words)]
+        elif kind == 4:
+            parts[at], parts[other] = parts[other], parts[at]
+        else:
+            low, high = sorted((at, other))
+            parts[low] += "".join(parts[low : min(high, low + 200)])
+    return "".join(parts)
+
+
+def _odd_json(text: str, rng: random.Random) -> str:
+    holder = [json.loads(text)]
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        places: list[tuple[Any, Any]] = []
+        todo: list[Any] = [holder]
+        for item in todo:
+            keys = item if isinstance(item, dict) else range(len(item))
+            places += [(item, key) for key in keys]
+            todo += [item[key] for key in keys if isinstance(item[key], dict | list)]
+        item, key = rng.choice(places)
+        old = item[key]
+        new = [*VALUES, [old], [old, old], {"x": old}, str(old)]
+        new += [old + 1, -old, old * 2] if type(old) is int else []
+        new += [old * 2, old[:-1], old[::-1]] if isinstance(old, str | list) else []
+        item[key] = copy.deepcopy(rng.choice(new))
+    return json.dumps(holder[0])
+
+
+def fuzz(
+    name: str,
+    path: Path,
+    count: int,
+    seed: int,
+    change: Callable[[str, random.Random], str] = mutated,
+) -> int:
     """How many of ``count`` faulty files were refused; none gives a wrong plan."""
     text = path.read_text(encoding="utf-8")
     whole = stripped(importers.get(name)(text))
     rng = random.Random(f"{name}{path.name}{seed}")
     refused = 0
     for _ in range(count):
-        program = read(name, mutated(text, rng))
+        program = read(name, change(text, rng))
         refused += program is None
         if program is not None and stripped(program) != whole:
             assert_sound(program)
@@ -167,6 +231,15 @@ class ImporterConformance:
     @pytest.mark.parametrize(("name", "path"), CASES, ids=IDS)
     def test_many_faulty_files_give_no_wrong_plan(self, name: str, path: Path) -> None:
         assert fuzz(name, path, 1000, seed=2) > 0
+
+    @pytest.mark.parametrize(("name", "path"), CASES, ids=IDS)
+    def test_an_odd_file_gives_no_wrong_plan(self, name: str, path: Path) -> None:
+        assert fuzz(name, path, 20, seed=3, change=odd) > 0
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("name", "path"), CASES, ids=IDS)
+    def test_many_odd_files_give_no_wrong_plan(self, name: str, path: Path) -> None:
+        assert fuzz(name, path, 1000, seed=4, change=odd) > 0
 
     @pytest.mark.parametrize("name", READERS)
     def test_nonsense_is_refused(self, name: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from syncopate_jax.errors import InputError
-from syncopate_jax.importers.program import ImportedCollective, ImportedProgram
+from syncopate_jax.errors import FormatError, InputError
+from syncopate_jax.importers.program import ImportedCollective, ImportedProgram, Reader
 from syncopate_jax.ir import presets
 from syncopate_jax.ir.comm import OpDep
 from syncopate_jax.ir.topology import Topology
@@ -48,6 +48,7 @@ WHOLE = ((0, 1, 2, 3),)
         {"kind": "all_to_all", "reduce": "none", "split_axis": 0, "concat_axis": 0},
         {"kind": "broadcast", "reduce": "none", "groups": ((2, 0),), "produced": True},
         {"kind": "permute", "reduce": "none", "groups": ((0, 3), (1, 1)), "produced": True},
+        {"kind": "permute", "reduce": "none", "groups": ((0, 3),), "shape": (1, 0)},
     ],
 )
 def test_plans_are_right(changes: dict[str, Any]) -> None:
@@ -60,7 +61,10 @@ def test_plans_are_right(changes: dict[str, Any]) -> None:
     [
         ({"kind": "send"}, "send c: is none of all_gather, reduce_scatter"),
         ({"shape": ()}, "a scalar's shape must be given as (1,)"),
-        ({"shape": (2**31,)}, "needs extents in 0..2147483647"),
+        ({"shape": (2**31,)}, "shape (2147483648,) has an extent beyond 2147483647"),
+        ({"shape": (-1,)}, "shape (-1,) has a negative extent"),
+        ({"shape": (2**20, 2**21)}, "elements, at most 1099511627776 fit"),
+        ({"shape": (1,) * 65}, "its shape has 65 dimensions, at most 64 fit"),
         ({"groups": ((0, 1), (2,))}, "its groups: rank 3 is in no group"),
         ({"groups": ((0, 1), ())}, "its groups: a group is empty"),
         (GATHER | {"groups": ((0, 1, 2), (3,))}, "its groups: groups differ in size: [1, 3]"),
@@ -68,7 +72,8 @@ def test_plans_are_right(changes: dict[str, Any]) -> None:
         (GATHER | {"concat_axis": 2}, "concat dimension 2 does not fit shape (4, 6)"),
         ({"kind": "reduce_scatter"}, "split dimension -1 does not fit"),
         ({"kind": "reduce_scatter", "split_axis": 1, "shape": (4, 5)}, "extent 5, which 2 ranks"),
-        (GATHER | {"shape": (2**31 - 1, 1)}, "its result has an extent beyond 2147483647"),
+        (GATHER | {"shape": (2**31 - 1, 1)}, "of its result, shape (4294967294, 1) has an"),
+        (GATHER | {"shape": (2**20, 2**20)}, "of its result, shape (2097152, 1048576) has 2199"),
         ({"reduce": "none"}, "reduction 'none' does not fit"),
         (GATHER | {"reduce": "sum"}, "reduction 'sum' does not fit"),
         ({"cuts": ((0, 2), (0, 2))}, "a dimension is cut twice"),
@@ -127,6 +132,18 @@ def test_names_of_plans_differ_and_origins_say_where_from() -> None:
     assert plans[0].origins == ("c line=7",)
     expanded = expand_collectives(plans[0])
     assert expanded.origins[0].endswith("for c line=7")
+
+
+def test_names_of_any_length() -> None:
+    plan = make(name="." + "x" * 99 + "-" + "y" * 5000).plan()
+    assert plan.name == "x" * 99
+
+    def refuse(text: str) -> ImportedProgram:
+        raise FormatError(f"line 3: names {text}, which is none")
+
+    with pytest.raises(FormatError, match=r"^line 3: names z+ … z+, which is none$") as refusal:
+        Reader(refuse, "nothing")("z" * 10**6)
+    assert len(str(refusal.value)) < 802
 
 
 def test_operators() -> None:

@@ -107,6 +107,9 @@ def test_columns_cannot_be_written() -> None:
     [
         ({"name": "a b"}, "tensor: name 'a b' must be an identifier"),
         ({"shape": (1, -2)}, r"tensor t: shape \(1, -2\) has a negative extent"),
+        ({"shape": (2**31,)}, r"tensor t: shape \(2147483648,\) has an extent beyond 2147483647"),
+        ({"shape": (2**20, 2**20, 2)}, r"tensor t: .* has 2199023255552 elements, at most 10995"),
+        ({"shape": (1,) * 65}, "tensor t: its shape has 65 dimensions, at most 64 fit"),
         ({"dtype": "int4"}, "tensor t: dtype 'int4' is not one of bfloat16, float16"),
     ],
 )

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from syncopate_jax.check.execute import execute
 from syncopate_jax.check.verify import verify
 from syncopate_jax.errors import InputError, PlanError, UnsupportedError
+from syncopate_jax.ir import presets
 from syncopate_jax.ir.comm import COLLECTIVES, ComputeDep, OpDep
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.text import from_text, to_text
-from syncopate_jax.passes.expand_collectives import Choice, expand_collectives
+from syncopate_jax.passes.collective_choice import Choice
+from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.plans.all_gather_ring import all_gather_ring
 from syncopate_jax.plans.collective import collective
 from tests.check.random_plans import random_plan
@@ -179,13 +181,13 @@ def test_all_reduce_in_place_reads_before_it_overwrites() -> None:
         assert_sound(expanded)
 
 
-def test_one_shot_in_place_is_found_unsound() -> None:
+def test_one_shot_in_place_is_refused() -> None:
     parts = "".join(f"r{rank}.0 all_reduce y[0:4] -> y[0:4] over 0:2 sum\n" for rank in range(2))
-    text = (
-        "initial r0 y[0:4]\ninitial r1 y[0:4]\ngoal r0 y[0:4] over 0:2\ngoal r1 y[0:4] over 0:2\n"
+    message = (
+        r"all_reduce_one_shot adds contributions .* all_reduce over \(0, 1\) has both in y; use"
     )
-    expanded = expand_collectives(hand(parts, text), choose={"all_reduce": "all_reduce_one_shot"})
-    assert verify(expanded)
+    with pytest.raises(UnsupportedError, match=message):
+        expand_collectives(hand(parts), choose={"all_reduce": "all_reduce_one_shot"})
 
 
 def test_choice_may_depend_on_size() -> None:
@@ -236,6 +238,53 @@ def test_waits_must_exist() -> None:
 def test_template_must_fit(choice: str, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
         expand_collectives(collective(2, (4, 2)), choose={"all_gather": choice})
+
+
+OTHERS: list[tuple[str, Choice, str]] = [
+    ("all_gather", "reduce_scatter_ring", "reduce_scatter_ring does not do what all_gather over"),
+    ("broadcast", "all_to_all_waves", "all_to_all_waves does not do what broadcast over"),
+    ("broadcast", "all_gather_mesh", "all_gather_mesh does not do what broadcast over"),
+    ("all_gather", ("all_gather_ring", {"shape": (6, 8)}), r"{'shape': \(6, 8\)} does not do what"),
+    ("all_reduce", ("all_reduce_one_shot", {"num_ranks": 1}), "'num_ranks': 1} does not do what"),
+    ("all_reduce", ("all_reduce_two_shot", {"produced": True}), "'produced': True} does not do"),
+    ("all_to_all", ("all_to_all_blocks", {"counts": [[1, 0]] * 2}), "does not do what all_to_all"),
+    ("all_gather", ("synthesis", {"group": (1, 0, 2)}), "does not do what all_gather over"),
+    ("all_gather", ("synthesis", {"colour": 1}), "synthesis does not fit all_gather .*'colour'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "choice", "message"), OTHERS, ids=range(len(OTHERS)))
+def test_refuses_plans_that_do_something_else(kind: str, choice: Choice, message: str) -> None:
+    ranks = 2 if kind == "all_to_all" else 3
+    plan = collective(ranks, (6, 4), kind=kind)
+    with pytest.raises(UnsupportedError, match=message):
+        expand_collectives(plan, choose={kind: choice}, topology=presets.ring(ranks))
+
+
+@pytest.mark.parametrize(
+    ("choose", "message"),
+    [
+        (
+            {"allgather": "all_gather_ring"},
+            "choose: kind 'allgather' is not one of all_gather, red",
+        ),
+        ("all_gather_ring", "choose must be a mapping or a function, found 'all_gather_ring'"),
+        ({"all_gather": 3}, "choose gives 3 for all_gather; it needs the name of a template"),
+        (
+            {"all_gather": ("all_gather_ring",)},
+            r"choose gives \('all_gather_ring',\) for all_gather",
+        ),
+        ({"all_gather": ("all_gather_ring", 2)}, "a pair of that and a mapping of its arguments"),
+        (
+            {"all_gather": ("all_gather_ring", {2: 2})},
+            r"choose gives \('all_gather_ring', {2: 2}\)",
+        ),
+        (lambda kind, ranks, size: None, "choose gives None for all_gather"),
+    ],
+)
+def test_refuses_other_choices(choose: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        expand_collectives(collective(2, (4,)), choose=choose)
 
 
 def test_refuses_unknown_names() -> None:

@@ -1,0 +1,118 @@
+"""Which template a collective gets, and whether a plan does what the collective does."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.ir.arguments import one_of
+from syncopate_jax.ir.comm import COLLECTIVES, Collective
+from syncopate_jax.ir.plan import Plan
+from syncopate_jax.registry import templates
+
+Choice = str | tuple[str, Mapping[str, Any]]
+Choose = Mapping[str, Choice] | Callable[[str, int, int], Choice]
+
+DEFAULTS: dict[str, str] = {
+    "all_gather": "all_gather_swizzle",
+    "reduce_scatter": "reduce_scatter_direct",
+    "all_reduce": "all_reduce_two_shot",
+    "all_to_all": "all_to_all_waves",
+    "broadcast": "broadcast",
+}
+ONE_AXIS = "all_to_all_blocks"  # the default where an all_to_all splits and joins one axis
+
+
+def check_choose(where: str, choose: Any) -> None:
+    """Raises InputError unless ``choose`` is None, a function, or a mapping by kinds."""
+    if choose is None or callable(choose):
+        return
+    if not isinstance(choose, Mapping):
+        raise InputError(f"{where}: choose must be a mapping or a function, found {choose!r}")
+    for kind in choose:
+        one_of(where, "choose: kind", kind, COLLECTIVES)
+
+
+def named_choice(where: str, kind: str, choice: Any) -> tuple[str, Mapping[str, Any]]:
+    """``choice`` as a name and further arguments; raises InputError where it is none."""
+    name, extra = choice if isinstance(choice, tuple) and len(choice) == 2 else (choice, {})
+    named = isinstance(extra, Mapping) and all(isinstance(key, str) for key in extra)
+    if not isinstance(name, str) or not named:
+        raise InputError(
+            f"{where}: choose gives {choice!r} for {kind}; it needs the name of a template, or a "
+            f"pair of that and a mapping of its arguments"
+        )
+    return name, extra
+
+
+def default_template(part: Collective) -> str:
+    """The template of a collective for which none is chosen."""
+    one_axis = part.kind == "all_to_all" and part.split_axis == part.concat_axis
+    return ONE_AXIS if one_axis else DEFAULTS[part.kind]
+
+
+def from_template(head: Collective, name: str, arguments: Mapping[str, Any]) -> Plan:
+    """The plan of template ``name``; raises UnsupportedError unless it takes ``arguments``."""
+    return call_maker(head, name, templates.get(name), **arguments)
+
+
+def call_maker(
+    head: Collective, name: str, maker: Callable[..., Plan], /, *args: Any, **arguments: Any
+) -> Plan:
+    """What ``maker`` makes; raises UnsupportedError unless it takes these arguments."""
+    try:
+        inspect.signature(maker).bind(*args, **arguments)
+    except TypeError as error:
+        raise UnsupportedError(
+            f"template {name} does not fit {head.kind} over {head.ranks}: {error}"
+        ) from error
+    return maker(*args, **arguments)
+
+
+def check_same_ends(
+    head: Collective, name: str, plan: Plan, arguments: Mapping[str, Any], extra: Mapping[str, Any]
+) -> None:
+    """Raises UnsupportedError unless ``plan`` begins and ends with what the collective does.
+
+    Another kind's template may take the same arguments, and further arguments may change what
+    its own template does.
+    """
+    if head.kind == "all_to_all":
+        usual = from_template(head, default_template(head), arguments)
+    else:
+        alike = {"produced": False} | dict(arguments)
+        usual = from_template(head, "collective", {"kind": head.kind} | alike)
+    if _ends(plan) != _ends(usual):
+        given = f" with {dict(extra)}" if extra else ""
+        raise UnsupportedError(
+            f"template {name}{given} does not do what {head.kind} over {head.ranks} does, it "
+            f"begins or ends with other data; use {default_template(head)} without such arguments"
+        )
+    if head.kind == "all_reduce" and head.src.meets(head.dst) and _adds_to_results(plan):
+        raise UnsupportedError(
+            f"template {name} adds contributions to results as they arrive, {head.kind} over "
+            f"{head.ranks} has both in {head.src.tensor}; use {default_template(head)}, or another "
+            f"tensor for the result"
+        )
+
+
+def _adds_to_results(plan: Plan) -> bool:
+    """Whether an all-reduce still sends contributions while others are added to results."""
+    c = plan.columns
+    return bool(((c.reduce != 0) & (c.src_tensor == 0) & (c.dst_tensor == 1)).any())
+
+
+def _ends(plan: Plan) -> tuple[object, ...]:
+    """What each rank begins and ends with, whatever the tensors are called."""
+    place = {tensor.name: i for i, tensor in enumerate(plan.tensors)}
+    starts = sorted((r.rank, place[r.tensor], r.box, r.produced) for r in plan.initial)
+    goals = sorted(
+        (
+            goal.rank, place[goal.tensor], goal.box, place[goal.source_chunk.tensor],
+            goal.source_chunk.box, tuple(sorted(goal.ranks)), goal.reduce,
+        )
+        for goal in plan.goals
+    )  # fmt: skip
+    return plan.num_ranks, starts, goals
