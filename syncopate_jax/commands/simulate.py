@@ -72,7 +72,7 @@ def read_topology(given: str, num_ranks: int) -> Topology:
     """The topology that ``--topology`` names: a file where one is there or meant, else a preset."""
     if given.endswith(".json") or Path(given).is_file():
         return topology_json.load(given)
-    if given in ("h100", "h200") and num_ranks > GPUS_PER_NODE:
+    if given in ("h100", "h200", "h200_measured") and num_ranks > GPUS_PER_NODE:
         print(
             f"warning: {given} is one NVLink domain, and {num_ranks} ranks are more than the "
             f"{GPUS_PER_NODE} of a node; nodes:{-(-num_ranks // GPUS_PER_NODE)}x{GPUS_PER_NODE} "
