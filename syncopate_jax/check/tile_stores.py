@@ -37,13 +37,12 @@ def tile_stores(
     """``schedule`` with every operation cut into the tiles that write what it sends.
 
     An operation of a tile starts when the tile is done, in the order in which tiles are; what the
-    tile itself waited for, such as data it added, it need not wait for again.
+    tile itself waited for, such as data it added, it need not wait for again. A copy within a rank
+    that nobody waits for is where the tile is stored, and part of the tile.
 
     Raises UnsupportedError when an operation is pulled, or sends what no tile writes.
     """
     plan = schedule.plan
-    if not plan.num_ops:
-        return schedule
     written = {f.tensor: f for f in frames(plan, axis_map, accesses) if f.write}
     pieces = _cut(schedule, space, written)
     signals, waits = _by_tile(schedule, pieces)
@@ -81,8 +80,10 @@ class _Pieces:
 
 def _cut(schedule: Schedule, space: TileSpace, written: Mapping[int, Frame]) -> _Pieces:
     plan, c = schedule.plan, schedule.plan.columns
-    found = []
-    for row in range(c.n):
+    none = np.zeros(0, np.int64)
+    found = [(none, none, np.zeros((0, c.ndim), np.int64), np.zeros((0, c.ndim), np.int64))]
+    stored = (c.src_rank == c.dst_rank) & (np.diff(schedule.op_signals.start) == 0)
+    for row in np.flatnonzero(~stored).tolist():
         frame, rank = written.get(int(c.src_tensor[row])), int(c.src_rank[row])
         if frame is None or c.rank[row] != rank:
             how = "is pulled" if frame is not None else "sends what no tile writes"
@@ -98,10 +99,10 @@ def _cut(schedule: Schedule, space: TileSpace, written: Mapping[int, Frame]) -> 
         boxes = np.zeros((2, len(position), c.ndim), np.int64)
         boxes[1] = 1
         boxes[:, :, :dims] = low[position], high[position]
-        found.append((np.full(len(position), row), position, *boxes))
-    row, position, lo, hi = (np.concatenate(part) for part in zip(*found, strict=True))
-    order = np.lexsort((row, position, c.rank[row]))
-    return _Pieces(row[order], position[order], lo[order], hi[order])
+        found.append((np.full(len(position), row), position, boxes[0], boxes[1]))
+    of, at, low, high = (np.concatenate(part) for part in zip(*found, strict=True))
+    order = np.lexsort((of, at, c.rank[of]))
+    return _Pieces(of[order], at[order], low[order], high[order])
 
 
 def _tile_boxes(frame: Frame, space: TileSpace, rank: int, order: Array) -> tuple[Array, Array]:

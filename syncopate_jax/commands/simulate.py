@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--topology",
         required=True,
         metavar="T",
-        help="h100, h200, pcie, ring, nodes:AxB, torus:AxB, or a topology's JSON file",
+        help="h100, h200, h200_measured, pcie, ring, nodes:AxB, torus:AxB or a JSON file",
     )
     parser.add_argument("--trace", metavar="FILE", help="write a Chrome/Perfetto trace here")
     parser.add_argument("--picture", metavar="FILE", help="draw the timeline here (.svg or .png)")

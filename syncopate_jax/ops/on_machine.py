@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from syncopate_jax.backends.by_target import ByTarget
 from syncopate_jax.backends.gpu_colocated import Colocated
 from syncopate_jax.backends.gpu_dedicated import Dedicated
+from syncopate_jax.backends.interface import Backend
 from syncopate_jax.check.engine import transfer_bytes
 from syncopate_jax.check.simulate import simulate
 from syncopate_jax.check.tile_stores import tile_stores
@@ -81,7 +83,7 @@ def predict_call(
     )
     schedule = operator.work.schedule
     topology, call = _realised(machine, operator)
-    if isinstance(operator.backend, Colocated):
+    if isinstance(_backend(operator), Colocated):
         work = operator.work
         schedule = tile_stores(schedule, work.space, work.accesses, work.axis_map)
     one = fused.problem(spec, ranks, lhs, rhs)
@@ -99,7 +101,7 @@ def predict_call(
 
 def _realised(machine: Machine, operator: Operator) -> tuple[Topology, float]:
     """How fast the operator's backend moves data, and what its call costs beside the kernel."""
-    backend, ranks = operator.backend, operator.work.schedule.plan.num_ranks
+    backend, ranks = _backend(operator), operator.work.schedule.plan.num_ranks
     at: Callable[..., Topology] = presets.of_machine
     if backend.name == "copy_engine":
         latency = machine.copy_engine_latency
@@ -122,6 +124,12 @@ def _realised(machine: Machine, operator: Operator) -> tuple[Topology, float]:
         f"predict: nothing was measured on {machine.name} of how fast {backend.name} moves data; "
         f"use copy_engine, tma_dedicated, ldst_dedicated or tma_colocated"
     )
+
+
+def _backend(operator: Operator) -> Backend:
+    """The realisation for Mosaic GPU, where there are several."""
+    found = operator.backend
+    return found.realisations[operator.target] if isinstance(found, ByTarget) else found
 
 
 def _tile_elements(operator: Operator) -> int:
