@@ -266,7 +266,10 @@ class TestSimulate:
     @pytest.mark.parametrize(
         ("flags", "message"),
         [
-            (["--topology", "tpu"], "no topology preset is called 'tpu'; known: h100, h200, pcie"),
+            (
+                ["--topology", "tpu"],
+                "no topology preset is called 'tpu'; known: h100, h200, h200_measured, pcie",
+            ),
             (["--topology", "nodes:2x2"], "has 4 ranks, the plan has 3"),
             (["--topology", "gone.json"], "gone.json: No such file or directory"),
             (

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,18 @@ def test_runs(path: Path, tmp_path: Path) -> None:
         [sys.executable, script], cwd=tmp_path, env=environ, capture_output=True, text=True
     )
     assert found.returncode == 0, found.stderr
+
+
+def test_pictures_are_there_and_small() -> None:
+    """What cells draw is kept beside the notebooks, and shown by their text."""
+    shown = set()
+    for path in notebooks():
+        for cell in json.loads(path.read_text())["cells"]:
+            if cell["cell_type"] == "markdown":
+                shown |= set(re.findall(r"!\[\]\((.+?)\)", "".join(cell["source"])))
+    kept = {path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("figures/*")}
+    assert kept == shown
+    assert sum((FOLDER / name).stat().st_size for name in kept) < 200_000
 
 
 @pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)

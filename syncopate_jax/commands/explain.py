@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SPLITS = (1, 2, 4, 8)
 # What JAX calls the devices of a topology, and the types that were measured.
-DEVICE_KINDS = {"h200": "NVIDIA H200"}
+DEVICE_KINDS = {"h200": "NVIDIA H200", "h200_measured": "NVIDIA H200"}
 MEASURED_DTYPES = ("bfloat16", "float16")
 
 

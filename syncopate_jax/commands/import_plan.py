@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topology",
         metavar="T",
-        help="h100, h200, pcie, ring, nodes:AxB, torus:AxB, or a topology's JSON file",
+        help="h100, h200, h200_measured, pcie, ring, nodes:AxB, torus:AxB or a JSON file",
     )
     parser.add_argument(
         "--choose",

@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--topology",
         required=True,
         metavar="T",
-        help="h100, h200, pcie, ring, nodes:AxB, torus:AxB, or a topology's JSON file",
+        help="h100, h200, h200_measured, pcie, ring, nodes:AxB, torus:AxB or a JSON file",
     )
     parser.add_argument("--trace", metavar="FILE", help="write a Chrome/Perfetto trace here")
     parser.add_argument("--picture", metavar="FILE", help="draw the timeline here (.svg or .png)")
@@ -72,7 +72,7 @@ def read_topology(given: str, num_ranks: int) -> Topology:
     """The topology that ``--topology`` names: a file where one is there or meant, else a preset."""
     if given.endswith(".json") or Path(given).is_file():
         return topology_json.load(given)
-    if given in ("h100", "h200") and num_ranks > GPUS_PER_NODE:
+    if given in ("h100", "h200", "h200_measured") and num_ranks > GPUS_PER_NODE:
         print(
             f"warning: {given} is one NVLink domain, and {num_ranks} ranks are more than the "
             f"{GPUS_PER_NODE} of a node; nodes:{-(-num_ranks // GPUS_PER_NODE)}x{GPUS_PER_NODE} "

@@ -51,7 +51,7 @@ def add_topology_arguments(parser: argparse.ArgumentParser) -> None:
         "--topology",
         default="h200",
         metavar="T",
-        help="h100, h200, pcie, ring, nodes:AxB, torus:AxB, or a topology's JSON file (h200)",
+        help="h100, h200, h200_measured, pcie, ring, nodes:AxB, torus:AxB or a JSON file (h200)",
     )
     parser.add_argument(
         "--ranks", type=int, metavar="N", help="number of ranks (8, or as the topology says)"

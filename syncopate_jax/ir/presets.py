@@ -12,6 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from syncopate_jax.errors import InputError
+from syncopate_jax.ir import machine
+from syncopate_jax.ir.machine import Machine
 from syncopate_jax.ir.topology import MAX_RANKS, Channel, Topology, link_channel, uniform_channel
 
 # Measured between two H200s, copy engine, one way: 392 GB/s at 512 MiB (357 at 64 MiB). The
@@ -44,6 +46,37 @@ NIC_OVERHEAD = 2e-6
 def h200_nvlink(num_ranks: int) -> Topology:
     """H200s of one host: ``nvlink`` through switches, ``host`` to each one's host memory."""
     return _hopper("h200_nvlink", num_ranks, H200_NVLINK_BANDWIDTH, H200_LOCAL_BANDWIDTH)
+
+
+def h200_measured(num_ranks: int) -> Topology:
+    """H200s of one host with the rates of a pair that was measured; copies by the copy engine."""
+    found = machine.h200()
+    return of_machine(found, num_ranks, found.link_bandwidth, latency=found.copy_engine_latency)
+
+
+def of_machine(
+    machine: Machine, num_ranks: int, bandwidth: float, latency: float = SIGNAL_LATENCY
+) -> Topology:
+    """Ranks like ``machine`` joined through switches, each transfer at most at ``bandwidth``.
+
+    More than were measured are taken to be joined as well as those: each rank's links reach every
+    other at their full rate.
+    """
+    nvlink = uniform_channel(
+        "nvlink",
+        num_ranks,
+        bandwidth=min(bandwidth, machine.link_bandwidth),
+        port_bandwidth=machine.link_bandwidth,
+        latency=latency,
+        local_bandwidth=H200_LOCAL_BANDWIDTH,
+    )
+    return Topology(
+        machine.name,
+        num_ranks,
+        (nvlink, _host(num_ranks)),
+        np.array(machine.flops),
+        SIGNAL_LATENCY,
+    )
 
 
 def h100_nvlink(num_ranks: int) -> Topology:
@@ -137,6 +170,7 @@ def torus(
 BY_RANKS: dict[str, Callable[[int], Topology]] = {
     "h100": h100_nvlink,
     "h200": h200_nvlink,
+    "h200_measured": h200_measured,
     "pcie": pcie_host,
     "ring": ring,
 }

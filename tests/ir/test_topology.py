@@ -24,6 +24,7 @@ from syncopate_jax.ir.topology import (
 READY = [
     presets.h200_nvlink(1),
     presets.h200_nvlink(8),
+    presets.h200_measured(4),
     presets.h100_nvlink(4),
     presets.pcie_host(2),
     presets.ring(5),
@@ -87,6 +88,7 @@ def test_h200_figures_give_the_measured_times() -> None:
     [
         ("h100", 8, "h100_nvlink"),
         ("h200", 2, "h200_nvlink"),
+        ("h200_measured", 4, "H200s, measured"),
         ("pcie", 2, "pcie_host"),
         ("ring", 4, "ring_4"),
         ("nodes:2x4", 8, "nodes_2x4"),
@@ -103,7 +105,8 @@ def test_presets_by_name(text: str, ranks: int, name: str) -> None:
     [
         (
             "b300",
-            "no topology preset is called 'b300'; known: h100, h200, pcie, ring, nodes:AxB, torus",
+            "no topology preset is called 'b300'; known: h100, h200, h200_measured, pcie, ring, "
+            "nodes:AxB, torus",
         ),
         ("h200:2x2", "no topology preset is called 'h200:2x2'"),
         ("nodes", "topology preset 'nodes': write two counts of up to 6 digits, as in nodes:2x8"),

@@ -1,0 +1,167 @@
+"""What was measured on two GPUs: the rows a machine is fitted to, and those that are predicted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.common import results
+from experiments.two_gpus import choose, link, measure, problems
+from experiments.two_gpus.problems import Problem
+from syncopate_jax.ir.machine import Machine
+
+FILES = ("two_gpus_h200_first.json", "two_gpus_h200.json")
+RESULTS = results.ROOT / "experiments" / "results"
+RANKS = 2
+COPIERS = {
+    "copy engine, one way": "copy engine",
+    "tma, both ways": "tma",
+    "ldst, both ways": "ldst",
+}
+# Parts of the names of kernels in a profile of XLA's unfused program.
+KERNELS = {
+    "nvjet": "product kernel",
+    "gemm_fusion": "product kernel",
+    "ncclDevKernel": "collective kernel",
+    "transpose_fusion": "rearranging kernel",
+}
+INSIDE = f"{measure.REPEATS} x "
+
+
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """One time of a product, an exchange or a link alone.
+
+    Attributes:
+      file: that it is from.
+      what: ``product``, ``product inside`` (a long program), ``exchange``, or how a link was used:
+        by the clock; ``product kernel``, ``collective kernel``, ``rearranging kernel``: on the
+        device, from the profile of XLA's unfused program.
+      problem: None of a link.
+      size: bytes that a rank receives, of an exchange or a link.
+      ctas: that copied, 0 where none does.
+      calls: of a timed block.
+      seconds: measured, of one call.
+    """
+
+    file: str
+    what: str
+    problem: Problem | None
+    size: int
+    ctas: int
+    calls: int
+    seconds: float
+
+    def predicted(self, machine: Machine) -> float:
+        """Seconds by the figures of ``machine``."""
+        if self.problem is None:
+            return self._link(machine)
+        what, calls, size = self.what, self.calls, self.size
+        kind = kind_of(self.problem)
+        product = machine.product(*self.problem.local(RANKS))
+        held = size * RANKS // (RANKS - 1)
+        if what == "product":
+            return machine.timed(product, machine.host_product, calls)
+        if what == "product inside":
+            return inside(machine, product, self.problem, calls)
+        if what == "exchange":
+            exchange = machine.exchange(kind, size, held)
+            return machine.timed(exchange, machine.host_exchange, calls)
+        return {
+            "product kernel": product,
+            "collective kernel": machine.collective(kind, size),
+            "rearranging kernel": held / machine.rearrange_bandwidth,
+        }[what]
+
+    def _link(self, machine: Machine) -> float:
+        if self.what == "copy engine":
+            device = machine.copy_engine_latency + self.size / machine.link_bandwidth
+            return machine.timed(device, 0.0, self.calls)
+        one, most = {
+            "tma": (machine.copy_unit_cta_bandwidth, machine.link_bandwidth),
+            "ldst": (machine.load_store_cta_bandwidth, machine.load_store_bandwidth),
+        }[self.what]
+        device = machine.call_seconds + self.size / min(self.ctas * one, most)
+        return machine.timed(device, machine.host_exchange, self.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One time of an operator: a fused one's, or XLA's.
+
+    Attributes:
+      file: that it is from.
+      label: of the options, as in ``problems.choices``, or ``xla``.
+      inside: whether it ran several times in one program.
+      seconds: measured, of one operator.
+    """
+
+    file: str
+    problem: Problem
+    label: str
+    inside: bool
+    calls: int
+    seconds: float
+
+
+def inside(machine: Machine, device: float, problem: Problem, calls: int) -> float:
+    """Seconds of one of several in a program, of what takes ``device`` seconds alone."""
+    many, flops = measure.REPEATS, problem.flops / RANKS
+    busy = many * machine.sustained(device, flops)
+    return machine.timed(busy, machine.host_exchange, calls) / many
+
+
+def problem_of(row: dict[str, Any]) -> Problem:
+    """The problem of a row of results."""
+    operator = next(o for o in problems.OPERATORS if o.name == row["operator"])
+    return Problem(row["name"], operator, row["m"], row["k"], row["n"])
+
+
+def kind_of(problem: Problem) -> str:
+    """The kind of a problem's exchange."""
+    return choose.FORMS[problem.operator.name][0]
+
+
+def received(problem: Problem, ranks: int) -> int:
+    """Bytes that a rank receives in the exchange of a problem, in bfloat16."""
+    m, k, n = problem.mkn
+    whole = {"all_gather_matmul": m * k, "all_to_all_matmul": m * k // ranks}
+    whole |= {"matmul_reduce_scatter": m * n, "matmul_all_reduce": 2 * m * n}
+    whole |= {"matmul_all_to_all": m * n // ranks}
+    return 2 * whole[problem.operator.name] * (ranks - 1) // ranks
+
+
+def read(files: Sequence[str] = FILES) -> tuple[list[Bare], list[Timed]]:
+    """All rows of the results."""
+    bare: list[Bare] = []
+    timed: list[Timed] = []
+    for file in files:
+        for row in json.loads((RESULTS / file).read_text())["rows"]:
+            if row["stage"] == "speed" and "median_us" in row:
+                _read_speed(file, row, bare, timed)
+            elif row["stage"] == "link" and row["by"] in COPIERS:
+                what, seconds = COPIERS[row["by"]], row["median_us"] * 1e-6
+                ctas = row.get("ctas", 0)
+                bare.append(Bare(file, what, None, row["bytes"], ctas, link.CALLS, seconds))
+    return bare, timed
+
+
+def _read_speed(file: str, row: dict[str, Any], bare: list[Bare], timed: list[Timed]) -> None:
+    problem, calls = problem_of(row), row["calls"]
+    size = received(problem, RANKS)
+    for kernel, us in row.get("device_us", {}).get("xla", {}).items():
+        for name, what in KERNELS.items():
+            if name in kernel:
+                bare.append(Bare(file, what, problem, size, 0, calls, us * 1e-6))
+    alone = {"gemm": "product", f"{INSIDE}gemm": "product inside", "exchange": "exchange"}
+    for label, median in row["median_us"].items():
+        inside = label.startswith(INSIDE)
+        seconds = median * 1e-6 / (measure.REPEATS if inside else 1)
+        if label in alone:
+            what = alone[label]
+            bare.append(Bare(file, what, problem, size, 0, calls, seconds))
+        elif not label.startswith("jax "):
+            name = label.removeprefix(INSIDE)
+            timed.append(Timed(file, problem, name, inside, calls, seconds))

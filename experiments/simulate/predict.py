@@ -1,0 +1,211 @@
+"""Predicted times of operators on GPUs: against what was measured on two, and for four and eight.
+
+From the repository's root, without a GPU; writes ``experiments/results/predicted.json`` and the
+tables of ``docs/simulator.md``::
+
+  python -m experiments.simulate.predict            # both; some minutes
+  python -m experiments.simulate.predict --tables   # the tables alone, from the JSON
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from experiments.common import results
+from experiments.simulate import calibrate, measured, tables
+from experiments.simulate.measured import RANKS, Bare, Timed
+from experiments.two_gpus import choose, problems
+from experiments.two_gpus.problems import Problem
+from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.ir import machine
+from syncopate_jax.ir.machine import Machine
+from syncopate_jax.ops.on_machine import Call, predict_call
+from syncopate_jax.ops.spec import Contraction
+from syncopate_jax.options import Launch, Options
+
+RESULT = measured.RESULTS / "predicted.json"
+MORE_RANKS = (4, 8)
+PLANS = {
+    "all_gather_matmul": ("all_gather_swizzle", "all_gather_ring", "all_gather_double_ring"),
+    "matmul_reduce_scatter": ("reduce_scatter_direct", "reduce_scatter_ring"),
+    "matmul_all_reduce": ("all_reduce_two_shot",),
+    "all_to_all_matmul": ("all_to_all_waves",),
+    "matmul_all_to_all": ("all_to_all_waves",),
+}
+SPLITS = (1, 4)
+CTAS = (4, 8, 16)
+
+
+def call(found: Machine, problem: Problem, ranks: int, options: Options) -> Call:
+    """The predicted call of a problem."""
+    operator = problem.operator
+    kind, place, gather, scatter = choose.FORMS[operator.name]
+    spec = Contraction("bmk", "kn", "bmn", kind, place, gather=gather, scatter=scatter)
+    x, w = ([*problem.mkn[i : i + 2]] for i in (0, 1))
+    for shape, shared in ((x, operator.x), (w, operator.w)):
+        if shared is not None:
+            shape[shared] //= ranks
+    return predict_call(found, spec, (1, *x), tuple(w), ranks, options)
+
+
+def seconds(found: Machine, row: Timed) -> float:
+    """What the clock should have shown for a measured row."""
+    choices = problems.choices(row.problem)
+    label = next(iter(choices)) if row.label == "xla" else row.label
+    one = call(found, row.problem, RANKS, Options(**choices[label]))
+    device = one.unfused if row.label == "xla" else one.fused
+    if row.inside:
+        return measured.inside(found, device, row.problem, row.calls)
+    return found.timed(device, found.host_exchange, row.calls)
+
+
+def against_measured(
+    found: Machine, rows: Iterable[Timed], note: Callable[[str], None] = print
+) -> list[dict[str, Any]]:
+    """Each row beside its prediction, in microseconds."""
+    made = []
+    for row in rows:
+        predicted = seconds(found, row)
+        made.append(
+            {
+                "file": row.file,
+                "operator": row.problem.operator.name,
+                "mkn": row.problem.mkn,
+                "by": row.label,
+                "inside": row.inside,
+                "predicted_us": round(predicted * 1e6, 1),
+                "measured_us": round(row.seconds * 1e6, 1),
+                "ratio": round(predicted / row.seconds, 4),
+            }
+        )
+        note(str(made[-1]))
+    return made
+
+
+def error(rows: Iterable[dict[str, Any]]) -> float:
+    """Median of how far predictions are off, as a share of the measured time."""
+    return round(statistics.median(abs(row["ratio"] - 1) for row in rows), 4)
+
+
+def held_out(bare: Sequence[Bare], timed: Sequence[Timed]) -> list[dict[str, Any]]:
+    """Errors on what a fit has seen nothing of: the other file, the other half of the problems.
+
+    The links were measured once, and serve every fit. The last fit leaves out nothing but the
+    times of XLA's kernels, and sees only what a clock showed.
+    """
+    fused = [row for row in timed if row.label != "xla"]
+    numbers = {problem.mkn: i for i, problem in enumerate(problems.PROBLEMS)}
+    cuts: list[tuple[str, Callable[[Bare | Timed], bool]]] = [
+        (f"{other}", lambda row, other=other: row.file == other) for other in measured.FILES
+    ]
+    cuts += [
+        (f"{name} problems", lambda row, odd=odd: numbers[row.problem.mkn] % 2 == odd)
+        for odd, name in enumerate(("even", "odd"))
+    ]
+    found = []
+    for name, left_out in (*cuts, ("times of kernels", lambda row: True)):
+        if name == "times of kernels":
+            used = [row for row in bare if not row.what.endswith(" kernel")]
+        else:
+            used = [row for row in bare if row.problem is None or not left_out(row)]
+        fitted = calibrate.fit(used)
+        # A fit that has seen no long program cannot say how they slow down.
+        knows = any(row.what == "product inside" for row in used)
+        rows = [row for row in fused if left_out(row) and (knows or not row.inside)]
+        made = against_measured(fitted, rows, lambda _: None)
+        found.append({"left_out": name, "rows": len(made), "median_error": error(made)})
+    return found
+
+
+def candidates(problem: Problem) -> Iterator[dict[str, Any]]:
+    """Ways to run a problem on more GPUs, as options."""
+    name = problem.operator.name
+    for plan in PLANS[name]:
+        yield {"backend": "tma_colocated", "plan": plan}
+        for split in SPLITS:
+            yield {"backend": "copy_engine", "plan": plan, "split": split}
+            for ctas in CTAS:
+                yield {"backend": "tma_dedicated", "plan": plan, "split": split, "ctas": ctas}
+
+
+def on_more(found: Machine, problem: Problem, ranks: int) -> dict[str, Any]:
+    """Predicted device times of a problem by every way there is, in microseconds."""
+    ways, refused, why = [], [], ""
+    unfused: Call | None = None
+    for given in candidates(problem):
+        options = {k: v for k, v in given.items() if k != "ctas"}
+        launch = Launch(communicating=given.get("ctas"))
+        try:
+            one = call(found, problem, ranks, Options(**options, launch=launch))
+        except UnsupportedError as refusal:
+            refused.append(given)
+            why = str(refusal)
+            continue
+        unfused = one
+        ways.append({**given, "fused_us": round(one.fused * 1e6, 1)})
+    if unfused is None:
+        raise SystemExit(f"no way to run {problem} on {ranks} GPUs; the last: {why}")
+    best = min(ways, key=lambda way: way["fused_us"])
+    return {
+        "name": problem.name,
+        "operator": problem.operator.name,
+        "mkn": problem.mkn,
+        "ranks": ranks,
+        "product_us": round(unfused.product * 1e6, 1),
+        "exchange_us": round(unfused.exchange * 1e6, 1),
+        "unfused_us": round(unfused.unfused * 1e6, 1),
+        "best": best,
+        "speedup": round(unfused.unfused * 1e6 / best["fused_us"], 3),
+        "ways": ways,
+        "refused": refused,
+    }
+
+
+def wanted() -> list[Problem]:
+    """The problems that are predicted on more GPUs: those of the models' layers, whole."""
+    return [p for p in problems.PROBLEMS if p.name.startswith("llama3-") and p.m >= 4096]
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tables", action="store_true", help="write the tables from the JSON")
+    args = parser.parse_args(argv)
+    if not args.tables:
+        write(RESULT)
+    tables.write(json.loads(RESULT.read_text()))
+
+
+def write(path: pathlib.Path) -> None:
+    """All predictions, as JSON."""
+    found = machine.h200()
+    bare, timed = measured.read()
+    two = against_measured(found, timed)
+    fused = [row for row in two if row["by"] != "xla"]
+    head = {
+        "experiment": "simulate",
+        "machine": found.name,
+        "measured": list(measured.FILES),
+        "summary": {
+            "fused_rows": len(fused),
+            "fused_median_error": error(fused),
+            "xla_rows": len(two) - len(fused),
+            "xla_median_error": error(row for row in two if row["by"] == "xla"),
+        },
+        "held_out": held_out(bare, timed),
+    }
+    rows = [{"gpus": RANKS, **row} for row in two]
+    for ranks in MORE_RANKS:
+        for problem in wanted():
+            one = on_more(found, problem, ranks)
+            print(one["operator"], one["mkn"], ranks, one["best"], one["speedup"], flush=True)
+            rows.append({"gpus": ranks, **one})
+    results.write(path, head, rows)
+
+
+if __name__ == "__main__":
+    main()

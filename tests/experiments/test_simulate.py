@@ -1,0 +1,91 @@
+"""The simulator against measured times: the fit, what it predicts, and the page that says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.simulate import calibrate, measured, predict, tables
+from syncopate_jax.ir import machine
+
+FOUND = json.loads(predict.RESULT.read_text())
+TWO = [row for row in FOUND["rows"] if row["gpus"] == measured.RANKS]
+AIM = 0.1
+
+
+def test_the_fit_can_be_made_again(tmp_path: Path) -> None:
+    fitted = calibrate.main(tmp_path / "m.json")
+    for name, value in dataclasses.asdict(machine.h200()).items():
+        assert getattr(fitted, name) == pytest.approx(value, rel=0.02), name
+    assert machine.load(tmp_path / "m.json") == fitted
+
+
+def test_a_fit_recovers_the_machine_that_made_the_rows() -> None:
+    """The rows can tell every figure apart, if they are exact."""
+    bare, _ = measured.read()
+    true = dataclasses.replace(
+        machine.h200(), step_seconds=1.2e-8, call_seconds=4e-5, link_bandwidth=350e9
+    )
+    rows = [dataclasses.replace(row, seconds=row.predicted(true)) for row in bare]
+    fitted = calibrate.fit(rows)
+    for name in calibrate.FITTED:
+        assert getattr(fitted, name) == pytest.approx(getattr(true, name), rel=0.02), name
+
+
+def test_predictions_are_within_a_tenth_in_the_median() -> None:
+    fused = [row for row in TWO if row["by"] != "xla"]
+    _, timed = measured.read()
+    assert len(TWO) == len(timed) and len(fused) == sum(row.label != "xla" for row in timed)
+    assert FOUND["summary"]["fused_median_error"] == predict.error(fused) < AIM
+    assert max(one["median_error"] for one in FOUND["held_out"]) < AIM
+
+
+def again(rows: list[measured.Timed]) -> None:
+    """Predicts rows anew and compares with what is stored."""
+    stored = {
+        (row["file"], row["operator"], tuple(row["mkn"]), row["by"], row["inside"]): row
+        for row in TWO
+    }
+    for row in predict.against_measured(machine.h200(), rows, lambda _: None):
+        key = row["file"], row["operator"], row["mkn"], row["by"], row["inside"]
+        assert row["predicted_us"] == pytest.approx(stored[key]["predicted_us"], rel=1e-3), key
+        assert row["measured_us"] == stored[key]["measured_us"]
+
+
+def test_some_predictions_can_be_made_again() -> None:
+    _, timed = measured.read()
+    small = [row for row in timed if row.problem.small and row.file == measured.FILES[1]]
+    again(small)
+
+
+@pytest.mark.slow
+def test_all_predictions_can_be_made_again() -> None:
+    again(measured.read()[1])
+
+
+def test_the_page_has_these_figures() -> None:
+    page = tables.DOCS.read_text()
+    for name, body in tables.made(FOUND).items():
+        assert f"<!-- {name} -->\n{body}\n<!-- end -->" in page, f"run predict --tables: {name}"
+
+
+def test_more_gpus_are_predicted_for_every_problem() -> None:
+    more = [row for row in FOUND["rows"] if row["gpus"] != measured.RANKS]
+    assert len(more) == len(predict.wanted()) * len(predict.MORE_RANKS)
+    for row in more:
+        assert row["best"] == min(row["ways"], key=lambda way: way["fused_us"])
+        # No way is faster than its tiles alone on all multiprocessors.
+        assert row["best"]["fused_us"] >= row["product_us"] * 0.99
+
+
+def test_a_problem_on_more_gpus() -> None:
+    problem = next(p for p in predict.wanted() if p.operator.name == "all_to_all_matmul")
+    row = predict.on_more(machine.h200(), problem, 4)
+    backends = {way["backend"] for way in row["ways"]}
+    assert backends == {"copy_engine", "tma_dedicated"}
+    assert {way["backend"] for way in row["refused"]} == {"tma_colocated"}
+    cell = tables.cell(row["best"])
+    assert cell.startswith(f"{row['best']['fused_us']:.0f} (waves")

@@ -1,0 +1,69 @@
+"""Operators on a machine that was measured: each effect against what pencil and paper give."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.ir import machine, presets
+from syncopate_jax.ops.on_machine import predict_call
+from syncopate_jax.ops.spec import Contraction
+from syncopate_jax.options import Launch, Options
+
+H200 = machine.h200()
+M, K, N = 2048, 4096, 8192
+GATHER = Contraction("bmk", "kn", "bmn", "all_gather", "lhs", gather="m")
+SCATTER = Contraction("bmk", "kn", "bmn", "reduce_scatter", "out", scatter="m")
+REDUCE = Contraction("bmk", "kn", "bmn", "all_reduce", "out")
+
+
+def gather(backend: str, ctas: int | None = None, split: int = 1):
+    options = Options(backend=backend, split=split, launch=Launch(communicating=ctas))
+    return predict_call(H200, GATHER, (1, M // 2, K), (K, N // 2), 2, options)
+
+
+def test_copies_beside_the_kernel_hide_behind_its_own_half() -> None:
+    found = gather("copy_engine")
+    tiles = (M // 128) * (N // 2 // 256)
+    assert found.product == H200.product(M, K, N // 2) == 2 * H200.tile(128 * 256, K)
+    assert tiles == 256 and found.fused == pytest.approx(found.product)
+    received = M // 2 * K * 2
+    assert found.exchange == H200.collective("all_gather", received)
+    assert found.unfused == found.product + found.exchange
+    assert found.speedup == found.unfused / found.fused > 1.4
+
+
+def test_ctas_that_communicate_compute_nothing() -> None:
+    """256 tiles are two waves on 128 multiprocessors, and three on 124."""
+    wave = H200.tile(128 * 256, K)
+    slow = gather("tma_dedicated", 8)
+    assert slow.fused == pytest.approx(3 * wave + H200.call_seconds)
+    # Four are not late with eight megabytes only if they need no longer than one wave.
+    copied = M // 2 * K * 2 / (4 * H200.copy_unit_cta_bandwidth) + presets.SIGNAL_LATENCY
+    late = max(copied - wave, 0.0)
+    assert gather("tma_dedicated", 4).fused == pytest.approx(2 * wave + late + H200.call_seconds)
+
+
+def test_loads_and_stores_are_slower_than_the_link() -> None:
+    copied = M // 2 * K * 2 / H200.load_store_bandwidth
+    found = gather("ldst_dedicated", 16).timeline
+    assert found.op_finish.max() == pytest.approx(copied + presets.SIGNAL_LATENCY)
+
+
+def test_an_all_reduce_ends_with_its_last_wave_on_the_link() -> None:
+    options = Options(backend="tma_colocated")
+    scatter = predict_call(H200, SCATTER, (1, M, K // 2), (K // 2, N), 2, options)
+    reduce = predict_call(H200, REDUCE, (1, M, K // 2), (K // 2, N), 2, options)
+    assert scatter.fused == pytest.approx(scatter.product + H200.call_seconds)
+    # 512 tiles are 3 waves of 132 and 116; the last one is pushed by its CTA at that one's rate.
+    last = (116 / H200.link_bandwidth + 1 / H200.copy_unit_cta_bandwidth) * 128 * 256 * 2
+    expected = scatter.fused + last + presets.SIGNAL_LATENCY
+    assert reduce.fused == pytest.approx(expected, rel=1e-3)
+
+
+def test_backends_of_unknown_speed_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="of how fast ldst_colocated moves data; use copy"):
+        options = Options(backend="ldst_colocated")
+        predict_call(H200, SCATTER, (1, M, K // 2), (K // 2, N), 2, options)
+    with pytest.raises(UnsupportedError, match=r"tile_stores: .* sends what no tile writes"):
+        gather("tma_colocated")
