@@ -1,4 +1,4 @@
-"""Programs that are lowered for a GPU where there is none: most of what fails at first fails there."""
+"""Programs lowered for a GPU where there is none: most of what fails at first contact fails so."""
 
 from __future__ import annotations
 
@@ -42,4 +42,8 @@ def lowered(name: str, fn: Callable[..., Any], shapes: Sequence[Any]) -> dict[st
     except Exception as error:
         return row | {"lowers": False, "failed": f"{type(error).__name__}: {error}"[:300]}
     kernels = text.count("custom_call @mosaic_gpu") + text.count("custom_call @triton_kernel_call")
-    return row | {"lowers": True, "kernels": kernels, "seconds": round(time.perf_counter() - begun, 1)}
+    return row | {
+        "lowers": True,
+        "kernels": kernels,
+        "seconds": round(time.perf_counter() - begun, 1),
+    }

@@ -1,13 +1,14 @@
-"""An experiment's stages as processes of their own: limits of time, and rows of results as they come.
+"""An experiment's stages as processes of their own: limits of time, and rows as they come.
 
-A task is ``python -m module arguments…`` that prints a line of JSON a row. A kernel that hangs, or a
-process that dies, costs its own limit and no other task. Where tasks are timed they take turns: all
+A task is ``python -m module arguments…`` that prints a line of JSON a row. A kernel that hangs or a
+process that dies costs its own limit and no other task. Where tasks are timed they take turns: all
 of them trace and compile at once, then one after the other has the device.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -19,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from experiments.common import results
@@ -33,6 +34,11 @@ SAID = 300  # characters of what a failed task said last
 def emit(row: Mapping[str, Any]) -> None:
     """In a task's process: a row of results."""
     print(json.dumps(row), flush=True)
+
+
+def read(line: str) -> dict[str, Any] | None:
+    """The row that a line of a task's output is; None for other words, and for a line cut short."""
+    return json.loads(line) if line.startswith('{"') and line.endswith("}\n") else None
 
 
 def wait_turn() -> None:
@@ -71,6 +77,20 @@ class Stage:
     tasks: tuple[Task, ...]
     together: int = 1
 
+    def using(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, together: int = 0
+    ) -> Stage:
+        """The stage with more arguments and variables for every task."""
+        tasks = tuple(
+            replace(
+                task,
+                arguments=(*task.arguments, *arguments),
+                environment={**task.environment, **(environment or {})},
+            )
+            for task in self.tasks
+        )
+        return Stage(self.name, tasks, together or self.together)
+
 
 def run(stage: Stage, found: results.Results, deadline: float) -> None:
     """Runs a stage's tasks and adds their rows, and a last one a task that says how it ended.
@@ -78,7 +98,7 @@ def run(stage: Stage, found: results.Results, deadline: float) -> None:
     Tasks that have not begun by ``deadline``, of ``time.monotonic``, are left out, and those that
     run are ended then.
     """
-    if stage.together > 1:
+    if stage.together > 1 or len(stage.tasks) == 1:
         with ThreadPoolExecutor(stage.together) as pool:
             done = [pool.submit(_alone, stage, task, found, deadline) for task in stage.tasks]
         for one in done:
@@ -131,12 +151,14 @@ class _Process:
 
     Attributes:
       waits: it has not had its turn.
+      early: what it printed before.
     """
 
     popen: subprocess.Popen[str]
     said: pathlib.Path
     waits: bool
     killed: bool = False
+    early: list[str] = field(default_factory=list)
 
     @classmethod
     @contextlib.contextmanager
@@ -170,6 +192,7 @@ class _Process:
         for line in self.popen.stdout:
             if line.strip() == READY:
                 return
+            self.early.append(line)
 
     def rows(self, seconds: float) -> Iterator[dict[str, Any]]:
         """Its rows; it is ended after ``seconds``."""
@@ -181,9 +204,9 @@ class _Process:
                 self.popen.stdin.flush()
         timer = threading.Timer(seconds, self.kill)
         timer.start()
-        for line in self.popen.stdout:
-            if line.startswith("{"):
-                yield json.loads(line)
+        for line in itertools.chain(self.early, self.popen.stdout):
+            if (row := read(line)) is not None:
+                yield row
         timer.cancel()
 
     def kill(self) -> None:

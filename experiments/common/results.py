@@ -7,14 +7,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jaxlib
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def environment() -> dict[str, Any]:
     """The device, the versions and the commit, for a result's head."""
+    import jax  # here, because what starts processes and gathers their rows does without
+    import jaxlib
+
     devices = jax.devices()
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True

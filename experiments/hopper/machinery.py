@@ -14,6 +14,7 @@ import pathlib
 import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -104,22 +105,34 @@ def fused(problem: Problem, ranks: Ranks, backend: str, tiny: bool) -> Any:
     return programs.program(problem, ranks, {"backend": "xla"} if tiny else given)
 
 
-def kernels(operator: Operator, backend: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Programs by what they lack, with what they take: (lowered by a call, shapes)."""
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One kernel: what is left out while it is lowered, and its program."""
+
+    left_out: Callable[[], contextlib.AbstractContextManager[None]]
+    fn: Any
+    problem: Problem
+    ranks: Ranks
+
+    @property
+    def shapes(self) -> tuple[Any, ...]:
+        return programs.operands(self.problem, self.ranks, jnp.bfloat16)
+
+
+def kernels(operator: Operator, backend: str, args: argparse.Namespace) -> dict[str, Variant]:
+    """Variants of a fused kernel by what they lack."""
     ranks = Ranks(args.ranks, True)
     problem = Problem("machinery", operator, *(TINY if args.tiny else MKN))
-    shapes = programs.operands(problem, ranks, jnp.bfloat16)
     return {
-        label: (context, fused(problem, ranks, backend, args.tiny), problem, ranks, shapes)
+        label: Variant(context, fused(problem, ranks, backend, args.tiny), problem, ranks)
         for label, context in LEFT_OUT.items()
     }
 
 
-def of_one_rank(args: argparse.Namespace) -> dict[str, Any]:
+def of_one_rank(args: argparse.Namespace) -> dict[str, Variant]:
     """The local kernel in its own order, and one rank's fused kernel, which has but the table."""
     m, k, n = TINY if args.tiny else MKN
     problem, ranks = Problem("machinery", problems.SCATTER, m, k, n), Ranks(1, True)
-    shapes = programs.operands(problem, ranks, jnp.bfloat16)
     sizes = {"m": m, "k": k, "n": n}
     _, config = contraction_mosaic_gpu.choose_config("mk", "mn", sizes, {}, "bfloat16", False)
 
@@ -129,21 +142,23 @@ def of_one_rank(args: argparse.Namespace) -> dict[str, Any]:
         product = matmul_mosaic_gpu.matmul(x[0], w[0], config=config, num_sms=lowering.CORES)
         return product[None]
 
-    alone = contextlib.nullcontext
+    tabled = fused(problem, ranks, "tma_colocated", args.tiny)
+    found = {LOCAL: jax.jit(local), "table only": tabled}
     return {
-        LOCAL: (alone, jax.jit(local), problem, ranks, shapes),
-        "table only": (
-            alone, fused(problem, ranks, "tma_colocated", args.tiny), problem, ranks, shapes,
-        ),
-    }  # fmt: skip
+        label: Variant(contextlib.nullcontext, fn, problem, ranks) for label, fn in found.items()
+    }
 
 
-def measure(name: dict[str, Any], built: dict[str, Any], args: Any) -> dict[str, Any]:
-    """One row: the median time of each kernel in microseconds."""
-    (_, _, problem, ranks, shapes) = next(iter(built.values()))[1]
-    pairs = [tuple(ranks.random(s, 2 * i + j) for j, s in enumerate(shapes)) for i in range(2)]
-    run = next(iter(built.values()))[0]
-    found = correct.whole(run(*pairs[0]), problem.operator.y, ranks)
+def measure(
+    name: dict[str, Any], variants: dict[str, Variant], built: dict[str, Any], args: Any
+) -> dict[str, Any]:
+    """One row: the median time of each kernel in microseconds; the first one's values count."""
+    first = next(iter(variants.values()))
+    problem, ranks = first.problem, first.ranks
+    pairs = [
+        tuple(ranks.random(s, 2 * i + j) for j, s in enumerate(first.shapes)) for i in range(2)
+    ]
+    found = correct.whole(next(iter(built.values()))(*pairs[0]), problem.operator.y, ranks)
     x, w = (
         correct.whole(a, d, ranks)
         for a, d in zip(pairs[0], (problem.operator.x, problem.operator.w), strict=True)
@@ -151,9 +166,7 @@ def measure(name: dict[str, Any], built: dict[str, Any], args: Any) -> dict[str,
     error = correct.off(found[:256], x[:256] @ w)
     row: dict[str, Any] = {**name, **dict(zip("mkn", problem.mkn, strict=True))}
     row |= {"worst": float(f"{error:.2e}"), "wrong": int(not error <= correct.LIMIT)}
-    seconds = timing.interleaved_seconds(
-        {label: fn for label, (fn, _) in built.items()}, pairs, rounds=args.rounds, calls=args.calls
-    )
+    seconds = timing.interleaved_seconds(built, pairs, rounds=args.rounds, calls=args.calls)
     medians = {label: statistics.median(values) * 1e6 for label, values in seconds.items()}
     return row | {"median_us": {label: round(us, 1) for label, us in medians.items()}}
 
@@ -192,33 +205,31 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     if args.table:
         print(table(args.table))
         return []
-    groups = [({"operator": o.name, "backend": b}, kernels(o, b, args)) for o, b in CASES]
+    groups: list[tuple[dict[str, Any], dict[str, Variant]]] = [
+        ({"operator": o.name, "backend": b}, kernels(o, b, args)) for o, b in CASES
+    ]
     groups.append(({"operator": "one rank", "backend": "tma_colocated"}, of_one_rank(args)))
-    rows = []
+    rows: list[dict[str, Any]] = []
+    compiling: list[dict[str, Any]] = []
     with ThreadPoolExecutor(12) as pool:
-        pending = []
-        for name, made in groups:
-            built = {}
-            for label, (context, fn, *rest) in made.items():
-                with context():  # a kernel's text is made when it is lowered
+        for name, variants in groups:
+            compiling.append({})
+            for label, variant in variants.items():
+                with variant.left_out():  # a kernel's text is made when it is lowered
                     jax.clear_caches()
                     if args.lower:
                         said = f"{name['operator']} {name['backend']} {label}"
-                        rows.append(lowering.lowered(said, fn, rest[-1]))
+                        rows.append(lowering.lowered(said, variant.fn, variant.shapes))
                         processes.emit(rows[-1])
                     else:
-                        lowered = fn.lower(*rest[-1])
-                        built[label] = pool.submit(lowered.compile), (context, fn, *rest)
-            pending.append((name, built))
-        if args.lower:
-            return rows
-        groups_built = [
-            (name, {label: (future.result(), rest) for label, (future, rest) in built.items()})
-            for name, built in pending
-        ]
+                        lowered = variant.fn.lower(*variant.shapes)
+                        compiling[-1][label] = pool.submit(lowered.compile)
+    if args.lower:
+        return rows
     processes.wait_turn()
-    for name, done in groups_built:
-        rows.append(measure(name, done, args))
+    for (name, variants), futures in zip(groups, compiling, strict=True):
+        built = {label: future.result() for label, future in futures.items()}
+        rows.append(measure(name, variants, built, args))
         processes.emit(rows[-1])
     return rows
 

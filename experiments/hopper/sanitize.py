@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import glob
-import json
 import re
 import shutil
 import subprocess
@@ -44,7 +43,9 @@ def read(said: str) -> dict[str, Any]:
     row: dict[str, Any] = {}
     summaries = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", said)
     row["summary"] = summaries[-1] if summaries else None
-    counts = [int(n) for n in re.findall(r"(\d+) (?:error|hazard)", summaries[-1])] if summaries else []
+    counts = (
+        [int(n) for n in re.findall(r"(\d+) (?:error|hazard)", summaries[-1])] if summaries else []
+    )
     row["wrong"] = max(counts) if counts else None
     lines = [line[9:].strip() for line in said.splitlines() if line.startswith("=========")]
     first = [line for line in lines if re.match(r"(Invalid|Error|Warning|Program hit|Race)", line)]
@@ -78,7 +79,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         if path is not None:
             command = [path, "--tool", args.tool, *name_option(path), *command]
     done = subprocess.run(command, cwd=results.ROOT, capture_output=True, text=True)
-    values = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    rows = map(processes.read, done.stdout.splitlines(keepends=True))
+    values = [row for row in rows if row is not None]
     row["values"] = values
     row["returned"] = done.returncode
     if path is not None and not args.lower:

@@ -133,7 +133,9 @@ def variants(example: Sequence[jax.Array], tiny: bool) -> Todo:
         "copy x then gemm XLA": (lambda x, w: jax.device_put(x, device) @ w, (2, 1), True),
     }
     if tiny:  # our kernels run on a GPU alone; the streamed product has another form on the CPU
-        return todo | {"stream x, 2 chunks": (lambda x, w: op.stream_matmul(x, w, chunks=2), (2, 1), True)}
+        return todo | {
+            "stream x, 2 chunks": (lambda x, w: op.stream_matmul(x, w, chunks=2), (2, 1), True)
+        }
     for chunks in (1, *CHUNKS):
         todo[f"copy x, {chunks} chunks"] = (_copy_in(chunks), (2,), False)
     todo["copy w, 1 chunks"] = (_copy_in(1), (4,), False)

@@ -267,7 +267,10 @@ def stream_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str
     stream = min((t, n) for n, t in median.items() if "stream" in n)
     bound = max(median["copy, XLA"], min(median["gemm"], median["gemm, XLA"]))
     summary = {"best": stream[1], "stream_over_bound": round(stream[0] / bound, 4)}
-    row: dict[str, Any] = {**dataclasses.asdict(gemm), "median_us": {n: round(t, 1) for n, t in median.items()}}
+    row: dict[str, Any] = {
+        **dataclasses.asdict(gemm),
+        "median_us": {n: round(t, 1) for n, t in median.items()},
+    }
     row |= summary
     processes.emit(row)
     return {"summary": summary}, [row]

@@ -109,9 +109,7 @@ def call_error(
     return off(whole(y, operator.y, ranks), exact) if right else float("inf")
 
 
-def gradients_error(
-    run: Any, problem: Problem, ranks: Ranks, arrays: Sequence[jax.Array]
-) -> float:
+def gradients_error(run: Any, problem: Problem, ranks: Ranks, arrays: Sequence[jax.Array]) -> float:
     """The larger relative error of the two gradients."""
     poison(ranks)
     found = [np.asarray(a, np.float64) for a in run(*arrays)]
