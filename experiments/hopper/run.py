@@ -22,7 +22,7 @@ from typing import Any
 from experiments.common import processes, results
 from experiments.hopper import stages
 
-LOWERED = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+SIMULATED = {"JAX_PLATFORMS": "cpu"}
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -72,11 +72,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     for name in names:
         stage = processes.without(known[name], done)
         if args.lower:
-            stage = stage.using("--lower", environment=LOWERED, together=2)
+            stage = stage.using("--lower", environment=SIMULATED, together=2)
         elif args.tiny:
             if name in stages.NEEDS_GPU:
                 continue
-            stage = stages.tiny(stage)
+            stage = stages.tiny(stage).using(environment=SIMULATED)
         processes.run(stage, found, deadline)
     add_figures(found)
     return found.head

@@ -29,7 +29,6 @@ from experiments.two_gpus.problems import Problem
 STAGES = ("correctness", "speed", "flagged", "torch", "link")
 HERE = "experiments.two_gpus"
 TORCH = (problems.GATHER, problems.SCATTER, problems.REDUCE)
-LOWERED = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 AT_ONCE = 16
 """Processes that check, of 32 cores."""
 MOST_RIVALS = 8
@@ -191,7 +190,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         if stage.name in args.stages:
             stage = processes.without(stage, have)
             if args.lower:
-                stage = stage.using("--lower", environment=LOWERED, together=2)
+                stage = stage.using("--lower", together=2)
+            if args.lower or args.tiny:
+                devices = f"--xla_force_host_platform_device_count={args.ranks}"
+                cpu = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": devices}
+                stage = stage.using(environment=cpu)
             processes.run(stage, found, deadline)
     return found.head
 

@@ -123,19 +123,19 @@ def test_the_table_of_what_machinery_costs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_kernels_lack_what_is_left_out() -> None:
-    """The kernel's text is another with each, and is the whole again afterwards."""
+    """The kernel's text is shorter with each, and is the whole again afterwards."""
     args = argparse.Namespace(tiny=False, ranks=2)
 
-    def text(name: str) -> str:
+    def size(name: str) -> int:
         jax.clear_caches()
         with machinery.LEFT_OUT[name]():
             variant = machinery.kernels(problems.GATHER, "tma_dedicated", args)[machinery.WHOLE]
             traced = variant.fn.trace(*variant.shapes)
-            return str(traced.lower(lowering_platforms=("cuda",)).as_text())
+            return len(traced.lower(lowering_platforms=("cuda",)).as_text())
 
-    whole, *others, again = [text(name) for name in (*machinery.LEFT_OUT, machinery.WHOLE)]
-    assert len({whole, *others}) == len(machinery.LEFT_OUT)
-    assert again == whole
+    whole, *others, again = [size(name) for name in (*machinery.LEFT_OUT, machinery.WHOLE)]
+    assert abs(again - whole) < 50  # names of source lines differ
+    assert max(others) < whole - 100
 
 
 def test_what_does_not_lower_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
