@@ -9,6 +9,7 @@ from typing import Any
 
 from syncopate_jax.errors import InputError
 
+MOST_LATE_US = 1_000_000
 ORDERS = ("natural", "grouped", "snake")
 
 
@@ -22,12 +23,15 @@ class Launch:
         backend's usual number.
       watchdog_us: for development: a wait that takes longer, in microseconds, is given up, and the
         call raises an error that names it; 0: waits are never given up.
+      late_us: for development: every rank, and every CTA of it, begins up to so many microseconds
+        late, drawn anew in each launch, so that ranks meet in other orders than they usually do.
       folded: all ranks run in one launch on one device, which they share.
     """
 
     sms: int | None = None
     communicating: int | None = None
     watchdog_us: int = 0
+    late_us: int = 0
     folded: bool = False
 
     def __post_init__(self) -> None:
@@ -35,6 +39,7 @@ class Launch:
             ("sms", 1, True),
             ("communicating", 0, True),
             ("watchdog_us", 0, False),
+            ("late_us", 0, False),
         ):
             given = getattr(self, name)
             if given is None and optional:
@@ -44,6 +49,10 @@ class Launch:
                 needed = f"at least {least}" if isinstance(given, int) else "an integer"
                 raise InputError(f"launch: {name} needs {needed}, found {given!r}")
             object.__setattr__(self, name, value)
+        if self.late_us > MOST_LATE_US:
+            raise InputError(
+                f"launch: late_us needs at most {MOST_LATE_US}, a second, found {self.late_us}"
+            )
         if not isinstance(self.folded, bool):
             raise InputError(f"launch: folded needs True or False, found {self.folded!r}")
 

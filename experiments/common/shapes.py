@@ -45,3 +45,17 @@ def local_gemms() -> tuple[Gemm, ...]:
                 name = f"{model}/{projection}/tp{ranks}"
                 found.setdefault((m, k, n), Gemm(name, m, k, n))
     return tuple(found.values())
+
+
+NAMED = (
+    "llama3-8b/ffn_in/tp2", "llama3-8b/ffn_out/tp2", "llama3-8b/qkv/tp4", "llama3-8b/attn_out/tp2",
+    "llama3-70b/ffn_in/tp4", "llama3-70b/ffn_in/tp8", "llama3-70b/ffn_out/tp8",
+    "llama3-70b/qkv/tp4", "llama3-70b/attn_out/tp4", "llama3-405b/attn_out/tp4",
+    "qwen2-72b/ffn_in/tp4", "qwen2-72b/ffn_out/tp4",
+)  # fmt: skip
+"""Twelve of them, of every model, projection and number of ranks, for kernels to be compared on."""
+
+
+def named_gemms() -> tuple[Gemm, ...]:
+    """The products of ``NAMED``."""
+    return tuple(gemm for gemm in local_gemms() if gemm.name in NAMED)

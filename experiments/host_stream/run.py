@@ -1,7 +1,10 @@
 """Host streaming: a matrix product beside the copy of its operand from pinned host memory.
 
 Checks values first, then times, in one run: the streamed product, its copy alone, its kernel alone,
-and one after the other, ours and XLA's. Needs one Hopper GPU. ``--out`` writes the figures as JSON.
+and one after the other, ours and XLA's. Needs one Hopper GPU. A line of JSON a variant; ``--out``
+writes them to a file::
+
+  python -m experiments.host_stream.run --pause 0.02 --out experiments/results/host_stream.json
 """
 
 from __future__ import annotations
@@ -9,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -19,74 +21,89 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 
+from experiments.common import lowering, processes, results
 from syncopate_jax.native import copies
 from syncopate_jax.ops import stream_matmul as op
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 
-SHAPE = (8192, 4096, 14336)  # M, K, N
+SHAPE, TINY = (8192, 4096, 14336), (512, 128, 256)  # M, K, N
 CONFIGS = {
     "128x256": MatmulConfig(),
     "128x256 cluster m": MatmulConfig(cluster_m=2),
 }
 CHUNKS = (16, 22, 32, 43)
-REPEATS, CALLS, SETS = 7, 20, 2
+CALLS, SETS = 20, 2
 WORST = 5e-3  # relative error that bf16 operands and results explain
 Times = dict[str, list[float]]
+Todo = dict[str, tuple[Callable[..., jax.Array], tuple[int, ...], bool]]
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="write the figures here")
     parser.add_argument("--shape", nargs=3, type=int, default=SHAPE, metavar=("M", "K", "N"))
     parser.add_argument("--check-only", action="store_true", help="compare values, time nothing")
-    parser.add_argument("--commit", default="", help="recorded in the figures")
-    args = parser.parse_args()
-    m, k, n = args.shape
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--pause", type=float, default=0.0, help="idle seconds before each block")
+    parser.add_argument("--tiny", action="store_true", help="a tiny product, without a GPU")
+    parser.add_argument("--lower", action="store_true", help="lower the programs, without a GPU")
+    args = parser.parse_args(argv)
+    m, k, n = TINY if args.tiny else args.shape
     device = jax.devices()[0]
     host = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
     sets = []
-    for i in range(SETS):
+    for i in range(1 if args.lower else SETS):
         x, w = random((m, k), 2 * i), random((k, n), 2 * i + 1)
         wt = jnp.asarray(w.T)
         sets.append((x, w, jax.device_put(x, host), wt, jax.device_put(wt, host)))
     jax.block_until_ready(sets)
-    sides = build(sets[0])
+    todo = variants(sets[0], args.tiny)
+    if args.lower:
+        for name, (function, takes, _) in todo.items():
+            processes.emit(lowering.lowered(name, function, [sets[0][i] for i in takes]))
+        return {}
+    sides = build(todo, sets[0])
     worst = check(sides, sets)
-    print(f"values: worst relative error {worst:.1e} over {len(sides)} variants", flush=True)
-    print(f"in a loop: {check_loop(sets):.1e}", flush=True)
+    processes.emit({"worst_relative_error": worst, "variants": len(sides)})
+    looped = check_loop(sets)
+    processes.emit({"worst_relative_error": looped, "inside": "lax.scan"})
     if args.check_only:
-        return
-    memory = device.memory_stats()["bytes_in_use"]
-    times, cost = measure(sides, sets)
+        return {}
+    memory = in_use(device)
+    times, cost = measure(sides, sets, args.rounds, args.pause)
     check(sides, sets)
-    grown = device.memory_stats()["bytes_in_use"] - memory
-    medians = {name: statistics.median(seen) for name, seen in times.items()}
-    for name in sorted(medians, key=medians.__getitem__):
-        spread = max(times[name]) / min(times[name])
-        print(f"{medians[name] * 1e6:9.1f} us  {name}  (spread {spread:.3f})")
-    summary = summarise(medians)
-    print(json.dumps(summary, indent=1))
-    print(json.dumps(cost))
-    if args.out:
-        figures = {
-            "device": f"1x {device.device_kind}",
-            "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
-            "commit": args.commit,
-            "shape": {"m": m, "k": k, "n": n, "dtype": "bfloat16", "data": "normal"},
-            "timing": f"wall clock, median of {REPEATS} x {CALLS} calls, {SETS} input sets",
-            "configs": {name: dataclasses.asdict(c) for name, c in CONFIGS.items()},
-            "worst_relative_error": worst,
-            "median_us": {name: t * 1e6 for name, t in medians.items()},
-            "all_us": {name: [t * 1e6 for t in seen] for name, seen in times.items()},
-            "summary": summary,
-            "host_work_us": cost,
-            "device_bytes_grown": grown,
+    rows = [
+        {
+            "variant": name,
+            "median_us": round(statistics.median(seen) * 1e6, 1),
+            "all_us": [round(t * 1e6, 1) for t in seen],
+            **({"host_work_us": cost[name]} if name in cost else {}),
         }
-        args.out.write_text(json.dumps(figures, indent=1) + "\n")
+        for name, seen in times.items()
+    ]
+    for row in rows:
+        processes.emit(row)
+    head = {
+        "experiment": "host_stream",
+        **results.environment(),
+        "summary": summary(rows),
+        "shape": {"m": m, "k": k, "n": n, "dtype": "bfloat16", "data": "normal"},
+        "options": {"rounds": args.rounds, "pause": args.pause, "calls": CALLS, "sets": SETS},
+        "worst_relative_error": max(worst, looped),
+        "device_bytes_grown": in_use(device) - memory,
+    }
+    print(head["summary"])
+    if args.out:
+        results.write(args.out, head, rows)
+    return head
+
+
+def in_use(device: jax.Device) -> int:
+    """Bytes that arrays hold; 0 where the device does not say."""
+    return int((device.memory_stats() or {}).get("bytes_in_use", 0))
 
 
 def random(shape: tuple[int, int], seed: int) -> jax.Array:
@@ -103,20 +120,22 @@ class Side:
     product: bool = True
 
 
-def build(example: Sequence[jax.Array]) -> dict[str, Side]:
-    """Compiles every variant, several at a time."""
+def variants(example: Sequence[jax.Array], tiny: bool) -> Todo:
+    """Every variant by name: its function, which of the set it takes, and whether it multiplies."""
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="device")
 
     def plain(config: MatmulConfig) -> Callable[..., jax.Array]:
-        return lambda x, w: matmul_mosaic_gpu.matmul(
-            x, w, config=config, num_sms=jax.devices()[0].core_count
-        )
+        return lambda x, w: matmul_mosaic_gpu.matmul(x, w, config=config, num_sms=_cores())
 
-    todo: dict[str, tuple[Callable[..., jax.Array], tuple[int, ...], bool]] = {
+    todo: Todo = {
         "gemm XLA": (lambda x, w: x @ w, (0, 1), True),
         "copy x XLA": (lambda x: jax.device_put(x, device), (2,), False),
         "copy x then gemm XLA": (lambda x, w: jax.device_put(x, device) @ w, (2, 1), True),
     }
+    if tiny:  # our kernels run on a GPU alone; the streamed product has another form on the CPU
+        return todo | {
+            "stream x, 2 chunks": (lambda x, w: op.stream_matmul(x, w, chunks=2), (2, 1), True)
+        }
     for chunks in (1, *CHUNKS):
         todo[f"copy x, {chunks} chunks"] = (_copy_in(chunks), (2,), False)
     todo["copy w, 1 chunks"] = (_copy_in(1), (4,), False)
@@ -152,6 +171,11 @@ def build(example: Sequence[jax.Array]) -> dict[str, Side]:
             (0, 4),
             True,
         )
+    return todo
+
+
+def build(todo: Todo, example: Sequence[jax.Array]) -> dict[str, Side]:
+    """Compiles every variant, several at a time."""
 
     def compile_one(item: tuple[str, Any]) -> tuple[str, Side]:
         name, (function, takes, product) = item
@@ -160,6 +184,10 @@ def build(example: Sequence[jax.Array]) -> dict[str, Side]:
 
     with ThreadPoolExecutor(8) as pool:
         return dict(pool.map(compile_one, todo.items()))
+
+
+def _cores() -> int:
+    return int(getattr(jax.devices()[0], "core_count", None) or lowering.CORES)
 
 
 def _copy_in(chunks: int) -> Callable[[jax.Array], jax.Array]:
@@ -184,7 +212,7 @@ def _ordered(x: jax.Array, w: jax.Array, *, config: MatmulConfig, chunks: int) -
         x,
         w,
         config=config,
-        num_sms=jax.devices()[0].core_count,
+        num_sms=_cores(),
         table=jnp.asarray(op.tile_table(tiles, bounds, 0)),
         flags=jnp.ones(len(bounds) - 1, jnp.int32),
     )
@@ -237,13 +265,13 @@ def check_loop(sets: Sequence[Sequence[jax.Array]]) -> float:
 
 
 def measure(
-    sides: dict[str, Side], sets: Sequence[Sequence[jax.Array]]
+    sides: dict[str, Side], sets: Sequence[Sequence[jax.Array]], rounds: int, pause: float
 ) -> tuple[Times, dict[str, dict[str, float]]]:
     """Seconds a call, in rounds over all variants; and the handlers' host work of each."""
     times: Times = {name: [] for name in sides}
     cost = {}
     order = list(sides)
-    for turn in range(REPEATS):
+    for turn in range(rounds):
         np.random.default_rng(turn).shuffle(order)
         for name in order:
             side = sides[name]
@@ -251,6 +279,7 @@ def measure(
             out = side.run(*given[0])
             out = side.run(*given[1]).block_until_ready()
             copies.take_cost()
+            time.sleep(pause)
             begun = time.perf_counter()
             for call in range(CALLS):
                 out = side.run(*given[call % SETS])
@@ -262,21 +291,24 @@ def measure(
     return times, cost
 
 
-def summarise(medians: dict[str, float]) -> dict[str, Any]:
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The best streamed product against its bound, and against copy-then-product."""
+    medians = {row["variant"]: row["median_us"] for row in rows if "variant" in row}
     alone = {n: t for n, t in medians.items() if "in the order" not in n}
     then = {n: t for n, t in alone.items() if "then" in n}
     first = {n: t for n, t in alone.items() if n not in then}
-    best = {
-        kind: min((t, n) for n, t in (then if "then" in kind else first).items() if kind in n)
-        for kind in ("stream x", "copy x", "gemm", "copy x then gemm")
-    }
+    best: dict[str, tuple[float, str]] = {}
+    for kind in ("stream x", "copy x", "gemm", "copy x then gemm"):
+        found = [(t, n) for n, t in (then if "then" in kind else first).items() if kind in n]
+        if not found:
+            return {}
+        best[kind] = min(found)
     stream, bound = best["stream x"][0], max(best["copy x"][0], best["gemm"][0])
     return {
         "best": {kind: name for kind, (_, name) in best.items()},
-        "stream_over_max_of_copy_and_gemm": stream / bound,
-        "copy_then_gemm_over_stream": best["copy x then gemm"][0] / stream,
-        "copy_then_gemm_xla_over_stream": medians["copy x then gemm XLA"] / stream,
+        "stream_over_max_of_copy_and_gemm": round(stream / bound, 4),
+        "copy_then_gemm_over_stream": round(best["copy x then gemm"][0] / stream, 4),
+        "copy_then_gemm_xla_over_stream": round(medians["copy x then gemm XLA"] / stream, 4),
     }
 
 

@@ -3,6 +3,8 @@
 Run on a machine with a Hopper GPU, from the repository's root::
 
   python -m experiments.local_gemm.run --out experiments/results/local_gemm.json
+
+A line of JSON a product, as it is done.
 """
 
 import argparse
@@ -10,7 +12,8 @@ import dataclasses
 import functools
 import pathlib
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -18,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from experiments.common import check, results, shapes, timing
+from experiments.common import check, lowering, processes, results, shapes, timing
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu as kernel
 from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import Limits, MatmulConfig
@@ -50,31 +53,42 @@ def tuned(gemm: shapes.Gemm) -> MatmulConfig:
         for shape in ((gemm.m, gemm.k), (gemm.k, gemm.n), (gemm.m, gemm.n))
     )
     device = jax.devices()[0]
-    return kernel.pick_config(Operands(x, w, y), Limits.of(device), device.device_kind)
+    sms = None if device.platform == "gpu" else lowering.CORES
+    kind = device.device_kind if device.platform == "gpu" else lowering.KIND
+    return kernel.pick_config(Operands(x, w, y), Limits.of(device, sms=sms), kind)
 
 
 def versions(
     gemm: shapes.Gemm, config: MatmulConfig, matmul: Callable[..., jax.Array], scheduled: bool
-) -> dict[str, Callable[..., jax.Array]]:
-    """XLA's product, the kernel's in its natural order, and in schedules whose flags are set."""
-    xla = jax.jit(lambda x, w: x @ w)
-    found = {"xla": xla, "natural": jax.jit(functools.partial(matmul, config=config))}
+) -> dict[str, tuple[Callable[..., jax.Array], tuple[jax.Array, ...]]]:
+    """XLA's product, the kernel's in its natural order, and in schedules whose flags are set; with
+    what each takes beside the operands."""
+    found: dict[str, Any] = {
+        "xla": (lambda x, w: x @ w, ()),
+        "natural": (functools.partial(matmul, config=config), ()),
+    }
     for chunks in CHUNKS if scheduled else ():
         if (table := chunk_table(config, gemm, chunks)) is not None:
-            run = jax.jit(
-                lambda x, w, table, flags: matmul(x, w, config=config, table=table, flags=flags)
+            found[f"scheduled_{chunks}"] = (
+                lambda x, w, table, flags: matmul(x, w, config=config, table=table, flags=flags),
+                (jnp.asarray(table), jnp.ones((chunks,), jnp.int32)),
             )
-            extra = jnp.asarray(table), jnp.ones((chunks,), jnp.int32)
-            found[f"scheduled_{chunks}"] = lambda x, w, run=run, extra=extra: run(x, w, *extra)
     return found
 
 
+def shapes_of(gemm: shapes.Gemm) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    x, w = (gemm.m, gemm.k), (gemm.k, gemm.n)
+    return jax.ShapeDtypeStruct(x, jnp.bfloat16), jax.ShapeDtypeStruct(w, jnp.bfloat16)
+
+
 def measure(
-    gemm: shapes.Gemm, config: MatmulConfig, matmul: Callable[..., jax.Array], args: Any
+    gemm: shapes.Gemm,
+    config: MatmulConfig,
+    functions: Mapping[str, Callable[..., jax.Array]],
+    args: Any,
 ) -> dict[str, Any]:
     """One row of the results; medians in microseconds."""
     inputs = [operands(gemm, seed) for seed in range(2)]
-    functions = versions(gemm, config, matmul, args.scheduled)
     before = {
         name: check.checked_error(f"{gemm.name} {name}", function(*inputs[0]), *inputs[0])
         for name, function in functions.items()
@@ -99,7 +113,10 @@ def measure(
     }
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    rows = [row for row in rows if "speedup" in row]
+    if not rows:
+        return {}
     speedups = [row["speedup"] for row in rows]
     overheads = [
         value / row["median_us"]["natural"]
@@ -116,33 +133,61 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--only", default="", help="only shapes whose name contains this")
+    parser.add_argument("--named", type=int, nargs=2, help="of the twelve named shapes, from, to")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--block-ms", type=float, default=8.0, help="length of a timed block")
     parser.add_argument("--min-calls", type=int, default=3, help="calls in a timed block, at least")
     parser.add_argument("--pause", type=float, default=0.0, help="idle seconds before each block")
     parser.add_argument("--scheduled", action="store_true", help="also time scheduled orders")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes in interpret mode, no GPU")
+    parser.add_argument("--lower", action="store_true", help="lower the programs, without a GPU")
     args = parser.parse_args(argv)
 
-    rows = []
+    matmul: Callable[..., jax.Array] = kernel.matmul
+    gemms = shapes.local_gemms() if args.named is None else shapes.named_gemms()[slice(*args.named)]
     if args.tiny:
         gemms, args.scheduled = TINY, False
         interpret = plgpu.InterpretGPUParams()
         matmul = functools.partial(kernel.matmul, num_sms=1, interpret=interpret)
-    else:
-        gemms, matmul = shapes.local_gemms(), kernel.matmul
-    for gemm in gemms:
-        if args.only not in gemm.name:
-            continue
-        row = measure(gemm, TINY_CONFIG if args.tiny else tuned(gemm), matmul, args)
-        rows.append(row)
-        print(f"{gemm.name:28s} {row['median_us']} x{row['speedup']:.3f}", flush=True)
+    elif args.lower:
+        matmul = functools.partial(kernel.matmul, num_sms=lowering.CORES)
+    chosen = [gemm for gemm in gemms if args.only in gemm.name]
+    configs = {gemm: TINY_CONFIG if args.tiny else tuned(gemm) for gemm in chosen}
+    rows: list[dict[str, Any]] = []
+    built: dict[tuple[shapes.Gemm, str], tuple[Any, Any]] = {}
+    with ThreadPoolExecutor(12) as pool:
+        for gemm in chosen:
+            made = versions(gemm, configs[gemm], matmul, args.scheduled)
+            for name, (function, extra) in made.items():
+                if args.lower:
+                    given = (*shapes_of(gemm), *extra)
+                    rows.append(lowering.lowered(f"{gemm.name} {name}", function, given))
+                    processes.emit(rows[-1])
+                elif name == "xla":  # which measures as it compiles: on a device of its own
+                    built[gemm, name] = jax.jit(function), extra
+                else:
+                    lowered = jax.jit(function).lower(*shapes_of(gemm), *extra)
+                    built[gemm, name] = pool.submit(lowered.compile), extra
+        ready = {
+            key: (made.result() if isinstance(made, Future) else made, extra)
+            for key, (made, extra) in built.items()
+        }
+    processes.wait_turn()
+    for gemm in chosen if not args.lower else ():
+        functions = {
+            name: lambda x, w, run=run, extra=extra: run(x, w, *extra)
+            for (of, name), (run, extra) in ready.items()
+            if of is gemm
+        }
+        rows.append(measure(gemm, configs[gemm], functions, args))
+        processes.emit(rows[-1])
     head = {"experiment": "local_gemm", **results.environment(), "summary": summary(rows)}
     options = ("rounds", "block_ms", "min_calls", "pause", "scheduled")
     head["options"] = {name: getattr(args, name) for name in options}
-    results.write(args.out, head, rows)
+    if args.out:
+        results.write(args.out, head, rows)
     print(head["summary"])
     return head
 

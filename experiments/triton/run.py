@@ -1,6 +1,7 @@
 """Triton kernels on one GPU: local products, rewritten ones, host streaming, folded ranks.
 
-Run from the repository's root, one part a process (a kernel that hangs ends with its process)::
+Run from the repository's root, one part a process (a kernel that hangs ends with its process); a
+line of JSON a row, as it is done::
 
   timeout 120 python -m experiments.triton.run folded --out experiments/results/triton_folded.json
   timeout 200 python -m experiments.triton.run gemm --out experiments/results/triton_gemm.json
@@ -23,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.common import check, results, shapes, timing
+from experiments.common import check, lowering, processes, results, shapes, timing
 from syncopate_jax.backends import triton_call
 from syncopate_jax.backends.triton_ordered import OrderedTriton
 from syncopate_jax.ops import all_gather_matmul, matmul_reduce_scatter, stream_matmul
@@ -32,12 +33,6 @@ from syncopate_jax.pallas_kernels import matmul_triton
 from syncopate_jax.pallas_kernels.matmul_triton import MatmulConfig
 from syncopate_jax.runtime.folded import fold
 
-NAMES = (
-    "llama3-8b/ffn_in/tp2", "llama3-8b/ffn_out/tp2", "llama3-8b/qkv/tp4", "llama3-8b/attn_out/tp2",
-    "llama3-70b/ffn_in/tp4", "llama3-70b/ffn_in/tp8", "llama3-70b/ffn_out/tp8",
-    "llama3-70b/qkv/tp4", "llama3-70b/attn_out/tp4", "llama3-405b/attn_out/tp4",
-    "qwen2-72b/ffn_in/tp4", "qwen2-72b/ffn_out/tp4",
-)  # fmt: skip
 CONFIGS = {
     "128x256": MatmulConfig(),
     "128x256 3 stages": MatmulConfig(num_stages=3),
@@ -57,9 +52,18 @@ AXIS = "ranks"
 
 
 def compile_all(
-    todo: Mapping[str, tuple[Callable[..., Any], Sequence[Any]]], threads: int = 12
+    todo: Mapping[str, tuple[Callable[..., Any], Sequence[Any]]],
+    lower: bool = False,
+    threads: int = 12,
 ) -> dict[str, Callable[..., Any]]:
-    """Compiled functions, several at a time; what does not compile is reported and left out."""
+    """Compiled functions, several at a time; what does not compile is reported and left out.
+
+    With ``lower`` they are only lowered, and none is returned.
+    """
+    if lower:
+        for name, (function, example) in todo.items():
+            processes.emit(lowering.lowered(name, function, example))
+        return {}
 
     def one(item: tuple[str, tuple[Callable[..., Any], Sequence[Any]]]) -> tuple[str, Any]:
         name, (function, example) = item
@@ -71,6 +75,10 @@ def compile_all(
 
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         return {name: found for name, found in pool.map(one, todo.items()) if found is not None}
+
+
+def _cores() -> int:
+    return int(getattr(jax.devices()[0], "core_count", None) or lowering.CORES)
 
 
 def local(gemm: shapes.Gemm, config: MatmulConfig, sms: int) -> Callable[..., jax.Array]:
@@ -113,10 +121,10 @@ def operands(gemm: shapes.Gemm, seed: int) -> tuple[jax.Array, jax.Array]:
 
 def gemm_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """XLA's product, the kernel's in each configuration, and rewritten ones with all flags up."""
-    sms = jax.devices()[0].core_count
-    rows = []
+    sms = _cores()
+    rows: list[dict[str, Any]] = []
     begun = time.perf_counter()
-    gemms = TINY if args.tiny else [g for g in shapes.local_gemms() if g.name in NAMES]
+    gemms = TINY if args.tiny else shapes.named_gemms()
     configs = {name: CONFIGS[name] for name in args.configs.split(";")}
     flagged = [name for name, config in configs.items() if not config.specialized]
     todo: dict[str, Any] = {}
@@ -132,7 +140,9 @@ def gemm_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, 
         for name in flagged:
             run = behind_flags(gemm, CONFIGS[name], sms, CHUNKS)
             todo[f"{gemm.name} {name}, flags"] = (run, (*example, flags))
-    compiled = compile_all(todo)
+    compiled = compile_all(todo, args.lower)
+    if args.lower:
+        return {"summary": {}}, []
     print(f"compiled {len(compiled)} of {len(todo)} in {time.perf_counter() - begun:.0f} s")
     up = jnp.ones((CHUNKS,), jnp.int32)
     for gemm in gemms:
@@ -177,7 +187,7 @@ def gemm_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, 
                 "calls": calls,
             }
         )
-        print(f"{gemm.name:26s} x{rows[-1]['speedup']:.3f} {best:24s} {rows[-1]['median_us']}")
+        processes.emit(rows[-1])
     return {"summary": gemm_summary(rows), "configs": _configs()}, rows
 
 
@@ -217,7 +227,7 @@ def stream_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str
     """The product beside the copy of x from pinned host memory; its parts alone."""
     gemm, config = shapes.Gemm("stream", 8192, 4096, 14336), CONFIGS["128x256 described"]
     device = jax.devices()[0]
-    sms = device.core_count
+    sms = _cores()
     host = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
     here = jax.sharding.SingleDeviceSharding(device, memory_kind="device")
     sets = [operands(gemm, seed) for seed in range(2)]
@@ -238,7 +248,9 @@ def stream_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str
             ),
             (hosted[0], sets[0][1]),
         )
-    compiled = compile_all(todo)
+    compiled = compile_all(todo, args.lower)
+    if args.lower:
+        return {"summary": {}}, []
     versions, inputs = {}, {}
     for name, run in compiled.items():
         takes = [(x,) if "copy" in name else (x if "stream" in name else s[0], s[1])
@@ -255,8 +267,12 @@ def stream_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str
     stream = min((t, n) for n, t in median.items() if "stream" in n)
     bound = max(median["copy, XLA"], min(median["gemm"], median["gemm, XLA"]))
     summary = {"best": stream[1], "stream_over_bound": round(stream[0] / bound, 4)}
-    print(summary, {n: round(t, 1) for n, t in median.items()})
-    row = {**dataclasses.asdict(gemm), "median_us": {n: round(t, 1) for n, t in median.items()}}
+    row: dict[str, Any] = {
+        **dataclasses.asdict(gemm),
+        "median_us": {n: round(t, 1) for n, t in median.items()},
+    }
+    row |= summary
+    processes.emit(row)
     return {"summary": summary}, [row]
 
 
@@ -272,15 +288,18 @@ def folded_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str
         return _sweep()
     for ranks in (2, 4):
         for kind in ("AG", "RS"):
-            sizes = {"ragged": (200 * ranks, 136 * ranks, 192 * ranks), "timed": (8192, 4096, 4096)}
+            timed = (256, 64, 128) if args.tiny else (8192, 4096, 4096)
+            sizes = {"ragged": (200 * ranks, 136 * ranks, 192 * ranks), "timed": timed}
             for size, (m, k, n) in sizes.items():
-                for target, backend in BACKENDS:
+                for target, backend in BACKENDS[-1:] if args.tiny else BACKENDS:
                     if size == "ragged" and target != "triton":
                         continue
                     name = f"{kind} W={ranks} {size} {target} {backend}"
                     todo[name] = _folded(kind, ranks, m, k, n, target, backend)
                     facts[name] = (kind, ranks, size, target, backend, m, k, n)
-    compiled = compile_all(todo)
+    compiled = compile_all(todo, args.lower)
+    if args.lower:
+        return {"summary": {}}, []
     wanted: dict[Any, jax.Array] = {}
     for name, run in compiled.items():
         kind, ranks, size, target, backend, m, k, n = facts[name]
@@ -300,7 +319,7 @@ def folded_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str
             times = [timing.block_seconds(run, inputs, calls) for _ in range(5)]
             row["median_us"] = round(statistics.median(times) * 1e6, 1)
         rows.append(row)
-        print(name, f"error {worst:.1e}", row.get("median_us", ""), flush=True)
+        processes.emit(row)
     right = all(row["worst_error"] < WORST for row in rows)
     return {"summary": {"all_right": right, "cases": len(rows), "asked": len(todo)}}, rows
 
@@ -323,7 +342,7 @@ def _sweep() -> tuple[dict[str, Any], list[dict[str, Any]]]:
         times = [timing.block_seconds(run, inputs, 30) for _ in range(5)]
         us = round(statistics.median(times) * 1e6, 1)
         rows.append({"case": name, "worst_error": worst, "median_us": us})
-        print(name, f"error {worst:.1e}", us, flush=True)
+        processes.emit(rows[-1])
     return {"summary": {"all_right": all(r["worst_error"] < WORST for r in rows)}}, rows
 
 
@@ -333,6 +352,7 @@ BACKENDS = (
     ("mosaic_gpu", "tma_dedicated"),
     ("mosaic_gpu", "tma_colocated"),
     ("mosaic_gpu", "ldst_dedicated"),
+    ("mosaic_gpu", "ldst_colocated"),
     ("mosaic_gpu", "xla"),
 )
 
@@ -380,9 +400,10 @@ PARTS = {"gemm": gemm_part, "stream": stream_part, "folded": folded_part}
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--configs", default=";".join(USUAL), help="names, semicolons between")
-    parser.add_argument("--tiny", action="store_true", help="one small product")
+    parser.add_argument("--tiny", action="store_true", help="small problems")
+    parser.add_argument("--lower", action="store_true", help="lower the programs, without a GPU")
     parser.add_argument("--sweep", action="store_true", help="numbers of communicating programs")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pause", type=float, default=0.03, help="idle seconds before each block")
@@ -395,7 +416,9 @@ def main(argv: list[str] | None = None) -> None:
     environment["versions"]["triton"] = triton.__version__
     options = {name: getattr(args, name) for name in ("rounds", "pause")}
     name = f"triton_{args.part}"
-    results.write(args.out, {"experiment": name, **environment, **head, "options": options}, rows)
+    head = {"experiment": name, **environment, **head, "options": options}
+    if args.out:
+        results.write(args.out, head, rows)
     print(head["summary"])
 
 

@@ -6,7 +6,7 @@ copy engine's one-way rows.
 
 from __future__ import annotations
 
-import json
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from experiments.common import lowering, processes
 from experiments.two_gpus.programs import AXIS, Ranks
 from syncopate_jax.backends.gpu_copy import Part
 from syncopate_jax.backends.gpu_ldst import LdstMover
@@ -101,10 +102,13 @@ def seconds(fn: Callable[[], Any]) -> float:
 
 def report(row: dict[str, Any], size: int, taken: float) -> None:
     row |= {"bytes": size, "median_us": round(taken * 1e6, 1)}
-    print(json.dumps(row | {"gb_per_s": round(size / taken / 1e9, 1)}), flush=True)
+    processes.emit(row | {"gb_per_s": round(size / taken / 1e9, 1)})
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lower", action="store_true", help="lower the programs, without a GPU")
+    args = parser.parse_args(argv)
     ranks = Ranks(2, False)
     points = [("tma", ctas, 8192) for ctas in (1, 2, 4, 8, 16, 32)]
     points += [("tma", 8, rows) for rows in (128, 512, 2048)]
@@ -123,7 +127,13 @@ def main() -> None:
                 check_vma=False,
             )
         )
-        pending.append((kind, ctas, like, pool.submit(fn.lower(like).compile)))
+        if args.lower:
+            processes.emit(lowering.lowered(f"{kind}, {ctas} CTAs, {rows} rows", fn, (like,)))
+        else:
+            pending.append((kind, ctas, like, pool.submit(fn.lower(like).compile)))
+    if args.lower:
+        return
+    processes.wait_turn()
     for size in (2**16, 2**20, 2**22, 2**24, 2**26, 2**28):
         x = jax.device_put(jnp.ones((size // 2,), jnp.bfloat16), jax.devices()[0])
         taken = seconds(lambda x=x: jax.device_put(x, jax.devices()[1]))

@@ -1,30 +1,29 @@
 """One problem: every version of it is built, checked against XLA's result, and timed.
 
-Run by ``run.py``, a process a problem. It traces and compiles our kernels at once, says ``ready``,
-and waits for a line on its input before it touches a device: so one process at a time does.
+Run by ``run.py``, a process a problem. It traces and compiles our kernels at once, and waits for
+its turn before it touches a device: so one process at a time does.
 """
 
 from __future__ import annotations
 
 import argparse
 import glob
-import json
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from experiments.common import timing
+from experiments.common import lowering, processes, timing
 from experiments.two_gpus import problems, programs
 from experiments.two_gpus.problems import Problem
 from experiments.two_gpus.programs import Ranks
 from syncopate_jax.errors import SyncopateError
+from syncopate_jax.native import copies
 
 WRONG = 5e-3  # of the norm of XLA's result; sums in another order differ by 2.5e-3 in bfloat16
 REPEATS = 8
@@ -180,12 +179,14 @@ def measure(problem: Problem, ranks: Ranks, built: Mapping[str, Any], args: Any)
         errors[label] = max(errors[label], again)
     row = summary(problem, medians, errors, built["versions"])
     row["calls"], row["failed"] = calls, failed
+    right = [label for label in errors if label in built["versions"]]
+    row["host_us"] = {label: host_us(versions[label], pairs[0]) for label in ("xla", *right)}
+    cost = copies.take_cost() if "copy_engine" in row["host_us"] else {}
+    if cost.get("start_calls"):
+        row["handlers_us"] = {name: round(value, 1) for name, value in cost.items()}
     if args.profile and row["best"]:
         row["device_us"] = {
             label: device_us(versions[label], pairs[0]) for label in ("xla", row["best"])
-        }
-        row["host_us"] = {
-            label: host_us(versions[label], pairs[0]) for label in ("xla", row["best"])
         }
     return row
 
@@ -244,7 +245,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     arguments = parser()
     arguments.add_argument("--problem", type=int, required=True, help="its number")
-    arguments.add_argument("--at-once", action="store_true", help="wait for nobody")
+    arguments.add_argument("--lower", action="store_true", help="lower the programs, without a GPU")
     args = arguments.parse_args(argv)
     problem = (problems.TINY if args.tiny else problems.PROBLEMS)[args.problem]
     ranks = Ranks(args.ranks, args.folded)
@@ -253,13 +254,33 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         choices = {"xla again": {"backend": "xla"}}
     elif args.folded:
         choices = {k: v for k, v in choices.items() if v["backend"] != "copy_engine"}
+    if args.lower:
+        return {"rows": list(lowered(problem, ranks, choices, args.rivals))}
     built = traced(problem, ranks, choices)
-    if not args.at_once:
-        print("ready", flush=True)
-        sys.stdin.readline()
+    processes.wait_turn()
     row = measure(problem, ranks, built, args)
-    print(json.dumps(row), flush=True)
+    processes.emit(row)
     return row
+
+
+def lowered(
+    problem: Problem, ranks: Ranks, choices: Mapping[str, Any], rivals: bool
+) -> Iterator[dict[str, Any]]:
+    """A row a program of ours and of JAX's kernel: whether it lowers."""
+    shapes = programs.operands(problem, ranks, jnp.bfloat16)
+    made = {}
+    for label, options in choices.items():
+        made[label] = programs.program(problem, ranks, options)
+        if problem.small:
+            again = programs.repeated_program(problem, ranks, options, REPEATS)
+            made[f"{REPEATS} x {label}"] = again
+    if rivals and problem.operator is problems.GATHER:
+        made |= jax_kernel(problem, ranks)
+    for label, fn in made.items():
+        row = {"operator": problem.operator.name, **dict(zip("mkn", problem.mkn, strict=True))}
+        row |= lowering.lowered(label, fn, shapes)
+        processes.emit(row)
+        yield row
 
 
 if __name__ == "__main__":

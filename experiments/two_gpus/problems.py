@@ -124,6 +124,7 @@ def _problems() -> tuple[Problem, ...]:
         found.append(Problem("llama3-8b/ffn_out", REDUCE, m, 14336, 4096))
     found.append(Problem("qwen2-72b/ffn_in", GATHER, 8192, 8192, 2 * 29568))
     found.append(Problem("qwen2-72b/ffn_out", SCATTER, 8192, 29568, 8192))
+    found.append(Problem("qwen2-72b/ffn_out", REDUCE, 8192, 29568, 8192))
     return tuple(found)
 
 

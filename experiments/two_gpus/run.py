@@ -3,10 +3,11 @@
 Run from the repository's root, on a machine with two Hopper GPUs joined by NVLink::
 
   python -m experiments.two_gpus.run --out experiments/results/two_gpus_h200.json
+  python -m experiments.two_gpus.run --missing OLD.json --out NEW.json   # what OLD lacks
 
 First every operator and backend is checked, a process a backend, each under a time limit. Then
 every problem is timed, most important first. Rows are written as they come, so that a run that is
-cut short still counts. ``--folded`` needs one GPU, ``--tiny`` none.
+cut short still counts. ``--folded`` needs one GPU, ``--tiny`` and ``--lower`` none.
 """
 
 from __future__ import annotations
@@ -16,44 +17,33 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from experiments.common import results
+from experiments.common import processes, results
+from experiments.common.processes import Stage, Task
 from experiments.two_gpus import flagged, problems
+from experiments.two_gpus.problems import Problem
 
 STAGES = ("correctness", "speed", "flagged", "torch", "link")
-READY_SECONDS = 150  # for all processes to trace and compile
-CORRECT_SECONDS = 80
-PROBLEM_SECONDS = 40
-RIVALS = 6  # problems, the most important, that rivals in processes of their own run too
+HERE = "experiments.two_gpus"
+TORCH = (problems.GATHER, problems.SCATTER, problems.REDUCE)
+AT_ONCE = 16
+"""Processes that check, of 32 cores."""
+MOST_RIVALS = 8
+"""Problems, the most important, that rivals in processes of their own are asked to do too."""
 
 
-class Results:
-    """Rows by stage, written after each."""
-
-    def __init__(self, path: pathlib.Path, head: dict[str, Any]):
-        self.path, self.head = path, head
-        self.rows: list[dict[str, Any]] = []
-
-    def add(self, stage: str, row: dict[str, Any]) -> None:
-        self.rows.append({"stage": stage, **row})
-        print(stage, json.dumps(row)[:600], flush=True)
-        self.head["summary"] = summary(self.rows)
-        results.write(self.path, self.head, self.rows)
-
-
-def summary(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Geometric means over the problems of each operator, the small ones apart."""
     found: dict[str, Any] = {}
-    rows = list(rows)
     checks = [row for row in rows if row["stage"] == "correctness" and "wrong" in row]
     found["correct"] = sum(not row["wrong"] for row in checks)
     found["checked"] = len(checks)
+    programs = [row for row in rows if "lowers" in row]
+    if programs:
+        found |= {"programs": len(programs), "lower": sum(row["lowers"] for row in programs)}
     speed = [row for row in rows if row["stage"] == "speed" and row.get("best")]
     for operator in dict.fromkeys(row["operator"] for row in speed):
         for kind in ("large", "small"):
@@ -77,97 +67,89 @@ def summary(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def lines(process: subprocess.Popen[str], seconds: float) -> Iterable[dict[str, Any]]:
-    """The JSON lines that a process prints; it is ended after ``seconds``."""
-    timer = threading.Timer(seconds, process.kill)
-    timer.start()
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("{"):
-            yield json.loads(line)
-    timer.cancel()
-    process.wait()
-
-
-def start(module: str, arguments: Sequence[str], **environment: str) -> subprocess.Popen[str]:
-    """A stage's process, its standard error in a file beside nothing else."""
-    command = [sys.executable, "-m", f"experiments.two_gpus.{module}", *arguments]
-    log = pathlib.Path(os.environ.get("TMPDIR", "/tmp")) / f"two_gpus_{module}.log"
-    with log.open("a") as errors:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            cwd=results.ROOT,
-            env={**os.environ, **environment},
-        )
-
-
-def check_all(args: argparse.Namespace, found: Results) -> None:
-    """Every backend at once, each in a process of its own."""
+def correctness(args: argparse.Namespace) -> Stage:
+    """Every backend at once; then what takes many calls."""
     backends = problems.BACKENDS if not args.tiny else ("xla",)
     backends = tuple(b for b in backends if not (args.folded and b == "copy_engine"))
-    common = ["--ranks", str(args.ranks), *(["--folded"] if args.folded else [])]
-    if args.tiny:
-        common += ["--calls", "1", "--soak", "0", "--mkn", "16", "16", "16"]
-    started = {b: start("correct", ["--backend", b, *common]) for b in backends}
-    for backend in () if args.tiny else ("tma_dedicated", "tma_colocated"):
-        even = ["--mkn", "256", "192", "256", "--soak", "0"]  # tiles that nothing cuts
-        name = f"{backend}, even"
-        started[name] = start("correct", ["--backend", backend, *common, *even])
-    lock = threading.Lock()
+    common = ("--ranks", str(args.ranks))
+    common += tuple(f"--{name}" for name in ("folded", "tiny") if getattr(args, name))
+    module = f"{HERE}.correct"
 
-    def collect(backend: str, process: subprocess.Popen[str]) -> None:
-        for row in lines(process, CORRECT_SECONDS):
-            with lock:
-                found.add("correctness", row)
-        if process.returncode:
-            with lock:
-                row = {"backend": backend, "failed": f"ended with {process.returncode}"}
-                found.add("correctness", row)
+    def task(name: str, backend: str, *more: str) -> Task:
+        return Task(f"{backend}{name}", module, ("--backend", backend, *common, *more), 80)
 
-    threads = [threading.Thread(target=collect, args=item) for item in started.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    tasks = [task("", b, "--calls", "1" if args.tiny else "6") for b in backends]
+    if not args.tiny:
+        tasks += [task(" gradients", b, "--calls", "2", "--gradients") for b in backends[:3]]
+        tasks += [task(" soak", b, "--calls", "0", "--soak", "1000") for b in backends]
+        tasks += [
+            task(" late", b, "--calls", "0", "--soak", "200", "--late-us", "200")
+            for b in backends
+            if b != "copy_engine"
+        ]
+        even = ("--calls", "4", "--even")
+        tasks += [task(" even", b, *even) for b in ("tma_dedicated", "tma_colocated")]
+    return Stage("correctness", tuple(tasks), AT_ONCE)
 
 
-def begin_speed(args: argparse.Namespace, numbers: Sequence[int]) -> list[Any]:
-    """A process a problem, which traces and then waits."""
+def speed(args: argparse.Namespace, numbers: Sequence[int]) -> Stage:
+    """A process a problem, which traces and then takes its turn."""
     common = ["--ranks", str(args.ranks), "--rounds", str(args.rounds)]
     common += ["--block-ms", str(args.block_ms), "--min-calls", str(args.min_calls)]
     flags = ("folded", "tiny", "profile", "rivals")
     common += [f"--{name}" for name in flags if getattr(args, name)]
-    return [(n, start("measure", ["--problem", str(n), *common])) for n in numbers]
+    tasks = [
+        Task(name_of(args, n), f"{HERE}.measure", ("--problem", str(n), *common), 40)
+        for n in numbers
+    ]
+    return Stage("speed", tuple(tasks))
 
 
-def time_all(started: Sequence[Any], args: argparse.Namespace, found: Results) -> None:
-    """Lets one process after the other measure, once all have traced."""
-    timers = [threading.Timer(READY_SECONDS, process.kill) for _, process in started]
-    for timer in timers:
-        timer.start()
-    waiting = []
-    for (number, process), timer in zip(started, timers, strict=True):
-        if process.stdout.readline().strip() == "ready":
-            waiting.append((number, process))
-        else:
-            found.add("speed", {"problem": number, "failed": "did not get ready"})
-        timer.cancel()
-    for number, process in waiting:
-        if time.monotonic() > args.deadline:
-            process.kill()
-            found.add("speed", {"problem": number, "failed": "left out: out of time"})
-            continue
-        process.stdin.write("go\n")
-        process.stdin.flush()
-        rows = list(lines(process, PROBLEM_SECONDS))
-        for row in rows:
-            found.add("speed", row)
-        if not rows:
-            found.add("speed", {"problem": number, "failed": f"ended with {process.returncode}"})
+def rivals(args: argparse.Namespace, numbers: Sequence[int]) -> list[Stage]:
+    """Rivals in processes of their own: XLA with its flags, PyTorch; and the link itself."""
+    ranks = ("--ranks", str(args.ranks))
+    tiny = ("--tiny", "--rounds", "1") if args.tiny else ()
+    words = (os.environ.get("XLA_FLAGS", ""), *(() if args.tiny else flagged.FLAGS))
+    flags = {"XLA_FLAGS": " ".join(words).strip()}
+    found = [
+        Stage(
+            "flagged",
+            tuple(
+                Task(name_of(args, n), f"{HERE}.flagged", (*ranks, "--problem", str(n), *tiny), 40,
+                     flags)
+                for n in numbers[:MOST_RIVALS]
+            ),
+        )
+    ]  # fmt: skip
+    if not args.tiny and not args.lower:
+        chosen = [p for p in (problem(args, n) for n in numbers) if p.operator in TORCH]
+        asked = [[p.operator.name, p.name, *p.mkn] for p in chosen[:MOST_RIVALS]]
+        if asked:
+            given = (json.dumps(asked), str(args.ranks))
+            found.append(Stage("torch", (Task("torch", f"{HERE}.torch_rival", given, 100),)))
+    if not args.tiny:
+        found.append(Stage("link", (Task("link", f"{HERE}.link", (), 60),)))
+    return found
+
+
+def problem(args: argparse.Namespace, number: int) -> Problem:
+    return (problems.TINY if args.tiny else problems.PROBLEMS)[number]
+
+
+def name_of(args: argparse.Namespace, number: int) -> str:
+    """A task's name: the operator and the whole product."""
+    asked = problem(args, number)
+    return f"{asked.operator.name} {'x'.join(map(str, asked.mkn))}"
+
+
+def present(rows: Sequence[dict[str, Any]]) -> set[tuple[str, str]]:
+    """(stage, task) of which a result file has a row that counts, whenever it was written."""
+    found = processes.finished(rows)
+    for row in rows:
+        timed = row.get("best") or (row["stage"] in ("flagged", "torch") and row.get("median_us"))
+        if timed:
+            found.add((row["stage"], f"{row['operator']} {row['m']}x{row['k']}x{row['n']}"))
+    return found
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -176,62 +158,45 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--folded", action="store_true", help="all ranks on one GPU")
     parser.add_argument("--tiny", action="store_true", help="tiny problems, without a GPU")
+    parser.add_argument("--lower", action="store_true", help="lower the programs, without a GPU")
     parser.add_argument("--stages", nargs="*", default=list(STAGES), choices=STAGES)
     parser.add_argument("--problems", type=int, nargs="*", help="numbers; by default all")
+    parser.add_argument(
+        "--missing", type=pathlib.Path, nargs="*", default=[],
+        help="run only what these result files have no row of",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--block-ms", type=float, default=8.0, help="length of a timed block")
     parser.add_argument("--min-calls", type=int, default=3, help="calls in a timed block, at least")
     parser.add_argument("--profile", action="store_true", help="also profile the best version")
     parser.add_argument("--rivals", action="store_true", help="also time JAX's fused kernel")
-    parser.add_argument("--seconds", type=float, default=480, help="start nothing after these")
+    parser.add_argument("--seconds", type=float, default=540, help="end everything after these")
     parser.add_argument("--commit", help="of the code, where this is no checkout")
     args = parser.parse_args(argv)
-    args.deadline = time.monotonic() + args.seconds
+    deadline = time.monotonic() + args.seconds
     listed = problems.TINY if args.tiny else problems.PROBLEMS
     numbers = list(range(len(listed))) if args.problems is None else args.problems
-    head = {"experiment": "two_gpus", **environment(args)}
+    head = {"experiment": "two_gpus", **processes.environment(args.commit)}
     options = ("ranks", "folded", "rounds", "block_ms", "min_calls")
     head["options"] = {name: getattr(args, name) for name in options}
-    found = Results(args.out, head)
-    started = begin_speed(args, numbers) if "speed" in args.stages else []
-    if "correctness" in args.stages:
-        check_all(args, found)
-    if started:
-        time_all(started, args, found)
-    if args.folded:
-        return found.head
-    if "flagged" in args.stages:
-        flags = " ".join((os.environ.get("XLA_FLAGS", ""), *(flagged.FLAGS, ())[args.tiny]))
-        arguments = ["--ranks", str(args.ranks), "--problems", *map(str, numbers[:RIVALS])]
-        arguments += ["--tiny", "--rounds", "1"] if args.tiny else []
-        for row in lines(start("flagged", arguments, XLA_FLAGS=flags), args.seconds / 5):
-            found.add("flagged", row)
-    if "torch" in args.stages and not args.tiny:
-        asked = [
-            [p.operator.name, p.name, *p.mkn]
-            for p in (listed[n] for n in numbers[:RIVALS])
-            if p.operator in (problems.GATHER, problems.SCATTER, problems.REDUCE)
-        ]
-        process = start("torch_rival", [json.dumps(asked), str(args.ranks)])
-        for row in lines(process, args.seconds / 5):
-            found.add("torch", row)
-    if "link" in args.stages and not args.folded and not args.tiny:
-        for row in lines(start("link", []), 60):
-            found.add("link", row)
+    found = results.Results(args.out, head, summary)
+    have: set[tuple[str, str]] = set()
+    for path in args.missing:
+        have |= present(json.loads(path.read_text())["rows"])
+    left = [n for n in numbers if ("speed", name_of(args, n)) not in have]
+    stages = [correctness(args), speed(args, left)]
+    stages += [] if args.folded else rivals(args, left)
+    for stage in stages:
+        if stage.name in args.stages:
+            stage = processes.without(stage, have)
+            if args.lower:
+                stage = stage.using("--lower", together=2)
+            if args.lower or args.tiny:
+                devices = f"--xla_force_host_platform_device_count={args.ranks}"
+                cpu = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": devices}
+                stage = stage.using(environment=cpu)
+            processes.run(stage, found, deadline)
     return found.head
-
-
-def environment(args: argparse.Namespace) -> dict[str, Any]:
-    """As ``results.environment``, asked in a process that ends: this one keeps off the GPUs."""
-    code = "import json; from experiments.common import results; print(results.environment())"
-    code = code.replace("results.environment()", "json.dumps(results.environment())")
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=results.ROOT, capture_output=True, text=True, check=True
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    if args.commit:
-        found["commit"] = args.commit
-    return found
 
 
 if __name__ == "__main__":

@@ -68,8 +68,9 @@ class CopyEngine:
                 f"{self.name} copies between the devices of one process, this program has "
                 f"{jax.process_count()}; use 'tma_dedicated' or 'xla'"
             )
-        if work.launch.watchdog_us:
-            return f"{self.name} has no watchdog in the kernel; use launch.watchdog_us=0"
+        for name in ("watchdog_us", "late_us"):
+            if getattr(work.launch, name):
+                return f"{self.name} has no {name} in the kernel; use launch.{name}=0"
         try:
             self.check(work)
             _call(work, gpu_buffers.placed_buffers(work))

@@ -175,6 +175,9 @@ class FusedKernel:
         run = _Cta(self, _Row(table, rank_id), peers, signals, cta, wg)
         if watch is not None:
             pl.when((cta == 0) & (wg == 0))(lambda: gpu_signals.clear_record(watch))
+        if launch.late_us:
+            gpu_signals.be_late(launch.late_us, rank_id)
+            gpu_signals.be_late(launch.late_us // 4 + 1, self.ranks + cta)
         if not self.communicating:
             run.compute(cta)
             run.leave()

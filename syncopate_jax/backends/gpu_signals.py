@@ -152,6 +152,21 @@ def publish() -> None:
     emit()
 
 
+def be_late(most_us: int, number: Any) -> None:
+    """Holds the warpgroup for up to ``most_us`` microseconds, for development.
+
+    How long is drawn from ``number`` and the clock, whose microseconds are left out: warpgroups
+    that come together with one number mostly leave together.
+    """
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WG_SPLAT,))
+    def emit(ctx: Any, number: Any) -> None:
+        del ctx
+        _emit_delay(most_us * 1000, number.registers.item())
+
+    emit(jnp.asarray(number, jnp.int32))
+
+
 def clear_record(watch: Watch) -> None:
     """Says that no wait of a rank was given up; long before one can be."""
     for i in range(len(RECORD)):
@@ -179,6 +194,38 @@ def _bounded_wait(counters: Any, watch: Watch, at: Any, numbers: list[Any]) -> N
     wait(counters.at[pl.ds(at, 1)], record, *fields)
 
 
+COARSE_BITS = 16  # of nanoseconds: a clock of 65 microseconds
+MIX = 0x9E3779B1  # odd, so that multiplying loses nothing; 2**32 over the golden ratio
+
+
+def _emit_delay(most_ns: int, number: Any) -> None:
+    i32, i64 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
+    c = mgpu_utils.c
+    with mgpu_utils.single_thread(scope=mgpu_utils.ThreadSubset.WARPGROUP):
+        start = _clock()
+        drawn = arith.trunci(i32, arith.shrui(start, c(COARSE_BITS, i64)))
+        for more in (number, c(0, i32)):
+            drawn = arith.muli(arith.addi(drawn, more), c(MIX - 2**32, i32))
+            drawn = arith.xori(drawn, arith.shrui(drawn, c(15, i32)))
+        delay = arith.extui(i64, arith.remui(drawn, c(most_ns, i32)))
+        loop = scf.WhileOp([], [])
+        with ir.InsertionPoint.at_block_begin(loop.before.blocks.append()):
+            waited = arith.subi(_clock(), start)
+            scf.condition(arith.cmpi(arith.CmpIPredicate.ult, waited, delay), [])
+        with ir.InsertionPoint.at_block_begin(loop.after.blocks.append()):
+            scf.yield_([])
+    mgpu_utils.warpgroup_barrier()
+
+
+def _clock() -> Any:
+    """Nanoseconds, the same on all multiprocessors of a device."""
+    return mgpu_utils.inline_ptx(
+        "mov.u64 $0, %globaltimer;",
+        result_types=ir.IntegerType.get_signless(64),
+        has_side_effects=True,
+    )
+
+
 def _emit_bounded_wait(
     counter: Any, record: Any, count: Any, fields: list[Any], limit: int
 ) -> None:
@@ -186,20 +233,17 @@ def _emit_bounded_wait(
     pointer, row = mgpu_utils.memref_ptr(counter), mgpu_utils.memref_ptr(record)
     ptx = mgpu_utils.inline_ptx
 
-    def clock() -> Any:
-        return ptx("mov.u64 $0, %globaltimer;", result_types=i64, has_side_effects=True)
-
     def load(address: Any) -> Any:
         text = "ld.relaxed.sys.global.b32 $0, [$1];"
         return ptx(text, address, result_types=i32, has_side_effects=True)
 
     ult, ne = arith.CmpIPredicate.ult, arith.CmpIPredicate.ne
     with mgpu_utils.single_thread(scope=mgpu_utils.ThreadSubset.WARPGROUP):
-        start = clock()
+        start = _clock()
         loop = scf.WhileOp([], [])
         with ir.InsertionPoint.at_block_begin(loop.before.blocks.append()):
             short = arith.cmpi(ult, load(pointer), count)
-            waited = arith.subi(clock(), start)
+            waited = arith.subi(_clock(), start)
             in_time = arith.cmpi(ult, waited, mgpu_utils.c(limit, i64))
             given_up = arith.cmpi(ne, load(row), mgpu_utils.c(0, i32))
             going_on = arith.andi(in_time, arith.xori(given_up, mgpu_utils.c(1, given_up.type)))

@@ -63,8 +63,9 @@ class TritonBackend:
                 f"{' and 1 to communicate' if self.dedicated else ''}, found {workers}"
                 f"{f' and {count}' if self.dedicated else ''}; see Launch(sms, communicating)"
             )
-        if launch.watchdog_us:
-            return f"{self.name} has no watchdog in Triton kernels; use launch.watchdog_us=0"
+        for name in ("watchdog_us", "late_us"):
+            if getattr(launch, name):
+                return f"{self.name} has no {name} in Triton kernels; use launch.{name}=0"
         try:
             lay_out(work, self.maker, count)
         except SyncopateError as error:

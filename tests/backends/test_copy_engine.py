@@ -112,7 +112,7 @@ def refusal(name: str = "gather m", **changes: Any) -> str:
 
 
 def test_reasons() -> None:
-    assert "copy_engine: copy_engine has no watchdog in the kernel" in refusal(
+    assert "copy_engine: copy_engine has no watchdog_us in the kernel" in refusal(
         launch=Launch(sms=8, watchdog_us=10)
     )
     assert "what arrived before, and a copy is started ahead of the kernel" in refusal(

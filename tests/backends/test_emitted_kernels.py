@@ -58,6 +58,14 @@ def test_two_ranks(case: Case, backend: str) -> None:
     assert cases.error(found, cases.exact(*arrays)[0]) < ERROR["bfloat16"]
 
 
+@pytest.mark.parametrize("backend", ["tma_dedicated", "ldst_colocated"])
+def test_ranks_that_come_late(backend: str) -> None:
+    arrays = small(2, "bfloat16")
+    launch = Launch(sms=2, communicating=1, late_us=50)
+    found = run(BY_NAME["all_reduce"], backend, 2, arrays, launch=launch)
+    assert cases.error(found, cases.exact(*arrays)[0]) < ERROR["bfloat16"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @each_pair

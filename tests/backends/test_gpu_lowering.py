@@ -150,7 +150,7 @@ def test_watched_kernels(name: str, backend: str, monkeypatch: pytest.MonkeyPatc
         "syncopate_jax.backends.gpu_kernel.raise_given_up",
         lambda record, *_: records.append(record.shape),
     )
-    case, given = BY_NAME[name], options(backend, watchdog_us=1000)
+    case, given = BY_NAME[name], options(backend, watchdog_us=1000, late_us=50)
     fn = cases.sharded(case, cases.ranks_mesh(2), **given)
     assert lowered(fn, *arrays(2)[:2])[1]["kernel"] == 1
     assert lowered(folded(case, **given), *local_arrays(case, 3)[:2])[1]["kernel"] == 1

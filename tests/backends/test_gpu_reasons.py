@@ -97,6 +97,7 @@ def test_the_number_of_multiprocessors_must_be_known() -> None:
         ({"sms": 0}, "launch: sms needs at least 1, found 0"),
         ({"communicating": -1}, "launch: communicating needs at least 0, found -1"),
         ({"watchdog_us": -5}, "launch: watchdog_us needs at least 0, found -5"),
+        ({"late_us": 10**7}, "launch: late_us needs at most 1000000, a second, found 10000000"),
     ],
 )
 def test_launches_are_checked(given: dict[str, int], text: str) -> None:

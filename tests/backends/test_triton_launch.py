@@ -256,7 +256,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "needs at least 1 program of a rank to compute, found 0; see Launch" in refusal(
         scaled(), plan, {"x": "x"}, "ldst_colocated", sms=1
     )
-    assert "has no watchdog in Triton kernels" in refusal(
+    assert "has no watchdog_us in Triton kernels; use launch.watchdog_us=0" in refusal(
         scaled(), plan, {"x": "x"}, watchdog_us=10
     )
     assert "adds partial results to tiles, and kernel scaled says not to what" in refusal(

@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from experiments.common import results
 from experiments.two_gpus import choose, correct, flagged, measure, problems, programs, run
-from experiments.two_gpus.programs import Ranks
 from syncopate_jax.tune import measured
 
 
 def test_a_tiny_problem_is_checked_and_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--tiny", "--problem", "1", "--at-once", "--rounds", "1", "--min-calls", "1"]
+    given = ["--tiny", "--problem", "1", "--rounds", "1", "--min-calls", "1"]
     row = measure.main(given)
     assert json.loads(capsys.readouterr().out) == row
     assert row["best"] == "xla again" and row["wrong"] == [] and row["failed"] == {}
     assert row["errors"]["xla again"] == 0.0
     assert {"xla", "gemm", "exchange", "8 x xla", "8 x gemm"} <= set(row["median_us"])
-    assert row["to_gemm_inside"] > 0
+    assert row["to_gemm_inside"] > 0 and set(row["host_us"]) == {"xla", "xla again"}
 
 
 def test_a_wrong_version_never_counts() -> None:
@@ -32,25 +33,56 @@ def test_a_wrong_version_never_counts() -> None:
     assert (row["to_gemm"], row["speedup"], row["gap_closed"]) == (1.5, 1.3333, 0.5)
 
 
-@pytest.mark.parametrize("folded", [False, True])
-def test_operators_are_checked_against_float64(folded: bool) -> None:
-    ranks = Ranks(2, folded)
-    row = correct.check(problems.SCATTER, "xla", ranks, (32, 32, 32), 1)
+SMALL = ["--tiny", "--calls", "1", "--operators", "matmul_reduce_scatter"]
+
+
+@pytest.mark.parametrize("more", [[], ["--folded"], ["--gradients"], ["--gradients", "--folded"]])
+def test_operators_are_checked_against_float64(more: list[str]) -> None:
+    (row,) = correct.main([*SMALL, "--backend", "xla", *more])
     assert row["wrong"] == 0 and 0 < row["worst"] < correct.LIMIT
 
 
+def test_what_is_wrong_counts_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(correct, "LIMIT", 1e-4)
+    (row,) = correct.main([*SMALL, "--backend", "xla"])
+    assert row["wrong"] == 1
+    assert correct.off(np.array([np.nan]), np.ones(1)) == np.inf
+
+
+@pytest.mark.parametrize("more", [[], ["--folded"]])
+def test_two_operators_by_turns(more: list[str]) -> None:
+    given = ["--tiny", "--calls", "0", "--soak", "2", "--backend", "xla"]
+    (row,) = correct.main([*given, *more])
+    assert (row["calls"], row["wrong"], row["worst"]) == (4, 0, 0.0)
+
+
 def test_a_backend_that_cannot_says_why() -> None:
-    row = correct.check(problems.SCATTER, "ldst_colocated", Ranks(2, True), (32, 32, 32), 1)
-    assert "multiprocessors" in row["refused"]
+    given = ["--backend", "ldst_colocated", "--folded", "--sms", "1", "--calls", "1"]
+    (row,) = correct.main([*given, "--operators", "matmul_reduce_scatter"])
+    assert "needs at least 1 CTA a rank" in row["refused"]
 
 
 def test_versions_left_to_the_partitioner_are_timed() -> None:
-    (row,) = flagged.main(["--tiny", "--problems", "2", "--rounds", "1"])
+    row = flagged.main(["--tiny", "--problem", "2", "--rounds", "1"])
     assert set(row["median_us"]) == {"written", "partitioned", "gemm"}
 
 
+def test_what_a_file_lacks() -> None:
+    timed = {"operator": "matmul_all_reduce", "m": 8, "k": 16, "n": 4, "median_us": {"xla": 1.0}}
+    rows = [
+        {"stage": "speed", "best": "colocated", **timed},
+        {"stage": "flagged", **timed},
+        {"stage": "speed", "problem": 3, "failed": "left out: out of time"},
+        {"stage": "correctness", "task": "tma_dedicated", "ended": 0},
+        {"stage": "correctness", "task": "ldst_dedicated", "ended": "out of its time: "},
+    ]
+    name = "matmul_all_reduce 8x16x4"
+    wanted = {("speed", name), ("flagged", name), ("correctness", "tma_dedicated")}
+    assert run.present(rows) == wanted
+
+
 def test_rows_are_summed_up_by_operator(tmp_path: Path) -> None:
-    found = run.Results(tmp_path / "out.json", {"experiment": "two_gpus"})
+    found = results.Results(tmp_path / "out.json", {"experiment": "two_gpus"}, run.summary)
     common: dict[str, Any] = {"operator": "o", "best": "b", "gap_closed": 0.9}
     for to_gemm in (1.0, 1.21):
         row = common | {"to_gemm": to_gemm, "to_bound": to_gemm, "speedup": 1.5}

@@ -27,9 +27,20 @@ def publish(wg: Warpgroup, given: Sequence[Any]) -> Sequence[Any]:
     return fence(wg, given)
 
 
+def be_late(wg: Warpgroup, _: Sequence[Any]) -> Sequence[Any]:
+    """Others go on meanwhile, for a number of turns that is drawn."""
+    for _ in range(wg.machine.turns.draw(64)):
+        wg.machine.turns.give_way()
+    return []
+
+
 MEANINGS: dict[str, Meaning] = {
     f"{made.__module__}.{made.__qualname__}": meaning
-    for made, meaning in ((gpu_signals.fence, fence), (gpu_signals.publish, publish))
+    for made, meaning in (
+        (gpu_signals.fence, fence),
+        (gpu_signals.publish, publish),
+        (gpu_signals.be_late, be_late),
+    )
 }
 
 

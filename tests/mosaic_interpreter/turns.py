@@ -75,6 +75,10 @@ class Turns:
         if self._random.random() > GOING_ON:
             self._switch()
 
+    def draw(self, most: int) -> int:
+        """A number from 0 to ``most``."""
+        return self._random.randint(0, most)
+
     def wait(self, ready: Callable[[], bool], why: Callable[[], str]) -> None:
         """Returns once ``ready()``; ``why`` says, for a deadlock, what is waited for.
 
