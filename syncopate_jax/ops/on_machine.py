@@ -90,7 +90,8 @@ def predict_call(
     seconds = machine.tile(_tile_elements(operator), one.k)
     timeline = simulate(schedule.plan, topology, schedule, tile_seconds=seconds)
     # What a collective moves, whatever plan the fused operator follows.
-    usual = fused.prepare_gpu(spec.kind, layout, {}, dtype, dtype, Options(target="mosaic_gpu"))[2]
+    plain = Options(target="mosaic_gpu")
+    _, _, usual = fused.prepare(spec.kind, layout, dtype, dtype, plain, target="mosaic_gpu")
     return Call(
         fused=timeline.makespan + call,
         product=machine.product(one.m, one.k, one.n),
