@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from experiments.simulate import calibrate, measured, predict, tables
+from experiments.two_gpus import problems
+from experiments.two_gpus.problems import Problem
 from syncopate_jax.ir import machine
 
 FOUND = json.loads(predict.RESULT.read_text())
@@ -84,7 +86,7 @@ def test_more_gpus_are_predicted_for_every_problem() -> None:
 
 
 def test_a_problem_on_more_gpus() -> None:
-    problem = next(p for p in predict.wanted() if p.operator.name == "all_to_all_matmul")
+    problem = Problem("small", problems.TO_ROWS, 2048, 2048, 2048)
     row = predict.on_more(machine.h200(), problem, 4)
     backends = {way["backend"] for way in row["ways"]}
     assert backends == {"copy_engine", "tma_dedicated"}
