@@ -16,6 +16,7 @@ import sys, types
 module = types.ModuleType("IPython.display")
 module.SVG = module.Image = module.Markdown = module.display = lambda *given, **named: None
 sys.modules["IPython"], sys.modules["IPython.display"] = types.ModuleType("IPython"), module
+sys.modules["IPython"].version_info = (9, 0, 0)  # matplotlib looks
 """
 
 
