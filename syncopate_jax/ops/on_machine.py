@@ -90,7 +90,7 @@ def predict_call(
     seconds = machine.tile(_tile_elements(operator), one.k)
     timeline = simulate(schedule.plan, topology, schedule, tile_seconds=seconds)
     # What a collective moves, whatever plan the fused operator follows.
-    usual = fused.prepare_gpu(spec.kind, layout, {}, dtype, dtype, Options(target="mosaic_gpu"))[2]
+    usual = fused.prepare(spec.kind, layout, dtype, dtype, Options(), target="mosaic_gpu")[2]
     return Call(
         fused=timeline.makespan + call,
         product=machine.product(one.m, one.k, one.n),
