@@ -19,14 +19,14 @@ from typing import Any
 from experiments.common import results
 from experiments.simulate import calibrate, measured, tables
 from experiments.simulate.measured import RANKS, Bare, Timed
-from experiments.two_gpus import choose, problems
+from experiments.two_gpus import problems
 from experiments.two_gpus.problems import Problem
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.ir import machine
 from syncopate_jax.ir.machine import Machine
 from syncopate_jax.ops.on_machine import Call, predict_call
-from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Launch, Options
+from syncopate_jax.registry import operators
 
 RESULT = measured.RESULTS / "predicted.json"
 MORE_RANKS = (4, 8)
@@ -44,13 +44,11 @@ CTAS = (4, 8, 16)
 def call(found: Machine, problem: Problem, ranks: int, options: Options) -> Call:
     """The predicted call of a problem."""
     operator = problem.operator
-    kind, place, gather, scatter = choose.FORMS[operator.name]
-    spec = Contraction("bmk", "kn", "bmn", kind, place, gather=gather, scatter=scatter)
     x, w = ([*problem.mkn[i : i + 2]] for i in (0, 1))
     for shape, shared in ((x, operator.x), (w, operator.w)):
         if shared is not None:
             shape[shared] //= ranks
-    return predict_call(found, spec, (1, *x), tuple(w), ranks, options)
+    return predict_call(found, operators.get(operator.name), (1, *x), tuple(w), ranks, options)
 
 
 def seconds(found: Machine, row: Timed) -> float:

@@ -90,8 +90,7 @@ def predict_call(
     seconds = machine.tile(_tile_elements(operator), one.k)
     timeline = simulate(schedule.plan, topology, schedule, tile_seconds=seconds)
     # What a collective moves, whatever plan the fused operator follows.
-    plain = Options(target="mosaic_gpu")
-    _, _, usual = fused.prepare(spec.kind, layout, dtype, dtype, plain, target="mosaic_gpu")
+    usual = fused.prepare(spec.kind, layout, dtype, dtype, Options(), target="mosaic_gpu")[2]
     return Call(
         fused=timeline.makespan + call,
         product=machine.product(one.m, one.k, one.n),

@@ -60,7 +60,7 @@ def run_stepwise(plan: Plan, held: dict[tuple[int, str], np.ndarray]) -> Any:
     return jax.jit(fn)(stacked)
 
 
-SEEDS = [pytest.param(s, marks=[] if s < 16 else pytest.mark.slow) for s in range(80)]
+SEEDS = [pytest.param(s, marks=[] if s < 6 else pytest.mark.slow) for s in range(80)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

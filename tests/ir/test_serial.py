@@ -201,7 +201,7 @@ def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_damaged_trees_give_format_errors_only(data: st.DataObject) -> None:
     tree = json.loads(to_json(data.draw(st.sampled_from(plans()))))
@@ -217,7 +217,7 @@ def test_damaged_trees_give_format_errors_only(data: st.DataObject) -> None:
     assert_reads_or_refuses(json.dumps(tree))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(data=st.data())
 def test_damaged_texts_give_format_errors_only(data: st.DataObject) -> None:
     text = to_json(data.draw(st.sampled_from(plans())))

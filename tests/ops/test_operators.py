@@ -124,7 +124,7 @@ def test_fused_with_ragged_sizes(case: Case) -> None:
     assert_as_exact_as_unfused(case, 3, arrays, gradients=False, tiles={"m": 32, "n": 128})
 
 
-@pytest.mark.parametrize("name", ["gather_x_m", "scatter_m"])
+@pytest.mark.parametrize("name", ["scatter_m", pytest.param("gather_x_m", marks=pytest.mark.slow)])
 def test_fused_in_bfloat16(name: str) -> None:
     assert_as_exact_as_unfused(BY_NAME[name], 2, small(2, "bfloat16"), gradients=False)
 
@@ -204,7 +204,7 @@ TEMPLATES = [
 
 
 # The others are the operators' own, or their mirror.
-QUICK = ("all_gather_ring", "all_gather_mesh", "reduce_scatter_ring")
+QUICK = ("all_gather_ring", "reduce_scatter_ring")
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,9 @@ def test_pieces_of_unequal_size() -> None:
     assert_as_exact_as_unfused(BY_NAME["gather_x_m"], 2, arrays, gradients=False, **options)
 
 
-@pytest.mark.parametrize("leading", [(), (2,), (2, 3)])
+@pytest.mark.parametrize(
+    "leading", [(2, 3), *(pytest.param(leading, marks=pytest.mark.slow) for leading in ((), (2,)))]
+)
 def test_leading_dimensions(leading: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((*leading, 6, 4)), jnp.float32)
@@ -306,7 +308,10 @@ def test_a_wider_result_is_not_rounded() -> None:
         cases.assert_near(y, cases.exact(x, w, ct)[0], 16 * EPS["float32"])
 
 
-@pytest.mark.parametrize("order", ["natural", "grouped", "snake"])
+@pytest.mark.parametrize(
+    "order",
+    ["snake", *(pytest.param(order, marks=pytest.mark.slow) for order in ("natural", "grouped"))],
+)
 def test_every_order_of_tiles(order: str) -> None:
     x, w, ct = cases.operands(1, 8, 4, 6)
     spec = Contraction("bmk", "kn", "bmn", "all_gather", "lhs", gather="m")

@@ -20,6 +20,13 @@ from tests.ops.cases import BY_NAME, CASES, Case
 P = jax.P
 BACKENDS = ("xla", "remote_dma")
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
+KINDS = ("gather_x_m", "scatter_m", "all_reduce", "to_rows")
+each_case = pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[] if c.name in KINDS else pytest.mark.slow) for c in CASES],
+    ids=lambda c: c.name,
+)
+"""The quick suite has one of each kind of exchange."""
 
 
 def close(found: Any, wanted: Any) -> None:
@@ -98,8 +105,16 @@ def test_rematerialised() -> None:
     close(loss("remote_dma", jax.checkpoint), loss("xla", lambda fn: fn))
 
 
-@pytest.mark.parametrize("over", ["x", "w", "both"])
-@each_backend
+@pytest.mark.parametrize(
+    "over,backend",
+    [
+        pytest.param(
+            over, backend, marks=[] if over == "x" or backend == "xla" else pytest.mark.slow
+        )
+        for over in ("x", "w", "both")
+        for backend in BACKENDS
+    ],
+)
 def test_vmap(over: str, backend: str) -> None:
     x, w = arrays((3, 4, 4), (3, 4, 4))
     x, w = (x if over != "w" else x[0]), (w if over != "x" else w[0])
@@ -200,7 +215,7 @@ def on_mesh(
 
 
 @pytest.mark.parametrize("which", MESHES)
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+@each_case
 def test_unfused_on_any_mesh(case: Case, which: str) -> None:
     fn, (given, placed) = on_mesh(case, which, "xla")
     y = np.asarray(jax.jit(fn)(*placed[:2]), np.float64)
@@ -212,7 +227,7 @@ def test_unfused_on_any_mesh(case: Case, which: str) -> None:
     [
         pytest.param(which, name, marks=[] if (which, name) in FUSED else pytest.mark.slow)
         for which in MESHES
-        for name in ("gather_x_m", "scatter_m", "all_reduce", "to_rows")
+        for name in KINDS
     ],
 )
 def test_fused_on_any_mesh(which: str, name: str) -> None:
@@ -221,7 +236,7 @@ def test_fused_on_any_mesh(which: str, name: str) -> None:
     cases.assert_near(y, cases.exact(*given)[0], 1e-6)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+@each_case
 def test_check_vma_makes_no_difference(case: Case) -> None:
     x, w, ct = cases.operands(1, 6, 6, 6)
     mesh = cases.ranks_mesh(3)
