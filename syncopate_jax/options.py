@@ -60,7 +60,8 @@ class Launch:
         """CTAs of a rank; raises InputError while ``sms`` is not known."""
         if self.sms is None:
             raise InputError(
-                "launch: the device's multiprocessors are not known; give Launch(sms=…)"
+                "launch: the device's multiprocessors are not known; give Launch(sms=…) to compile "
+                "for a GPU that is not here, or leave out target and a GPU's backend on CPUs"
             )
         return self.sms // ranks if self.folded else self.sms
 

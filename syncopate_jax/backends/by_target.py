@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from syncopate_jax.backends.interface import Backend, Emitted, Work
+from syncopate_jax.backends.interface import Backend, Emitted, Work, wrong_target
 from syncopate_jax.options import Launch
 
 
@@ -39,8 +39,7 @@ class ByTarget:
     def unsupported_reason(self, work: Work, target: str) -> str | None:
         """Why the work cannot be done; None when it can."""
         if target not in self.realisations:
-            known = " and ".join(map(repr, self.realisations))
-            return f"{self.name} works with target {known}, not {target!r}"
+            return wrong_target(self.name, self.targets, target)
         return self.realisations[target].unsupported_reason(work, target)
 
     def emit(self, work: Work, target: str) -> Emitted:

@@ -41,6 +41,8 @@ from syncopate_jax.backends.interface import Emitted, Work
 from syncopate_jax.backends.triton_kernel import FusedTriton
 from syncopate_jax.backends.triton_layout import FlaggedTritonMaker
 from syncopate_jax.errors import SyncopateError, UnsupportedError
+from syncopate_jax.ir.plan import Plan
+from syncopate_jax.ir.text import op_text
 from syncopate_jax.native import build, copies
 from syncopate_jax.options import Launch
 from syncopate_jax.registry import backends
@@ -142,6 +144,13 @@ def _call(work: Work, places: Buffers) -> copies.Call:
     return copies.Call(plan.name, plan.num_ranks, tuple(found), int(work.schedule.num_slots.max()))
 
 
+def _named(plan: Plan, row: int) -> str:
+    """An operation and its place, for messages."""
+    op = plan.row(row)
+    index = row - int(np.searchsorted(plan.columns.rank, op.rank))
+    return f"rank {op.rank} op {index} ({op_text(replace(op, origin=''))})"
+
+
 def _copies(
     work: Work,
     places: Buffers,
@@ -151,20 +160,20 @@ def _copies(
 ) -> list[copies.Copy]:
     """One operation as copies of rows, the last of which raises its flag."""
     plan, c = work.schedule.plan, work.schedule.plan.columns
-    op, src_rank, dst_rank = plan.row(row), int(c.src_rank[row]), int(c.dst_rank[row])
+    src_rank, dst_rank = int(c.src_rank[row]), int(c.dst_rank[row])
     source = places.source(row)
     if source.kind != INPUT or source.tensor not in tensors or c.reduce[row]:
         raise UnsupportedError(
-            f"plan {plan.name}: {op} moves what a tile made or what arrived before, and a copy is "
-            f"started ahead of the kernel; use a plan of one hop of what tiles read, or "
-            f"'tma_dedicated'"
+            f"plan {plan.name}: {_named(plan, row)} moves what a tile made or what arrived before, "
+            f"and a copy is started ahead of the kernel; use a plan of one hop of what tiles read, "
+            f"or 'tma_dedicated'"
         )
     target = places.destination(row)
     signals = work.schedule.op_signals.row(row)
     if any(rank != dst_rank for rank, _ in signals) or len(signals) > 1:
         raise UnsupportedError(
-            f"plan {plan.name}: {op} raises {signals}; a copy raises one slot where it lands: use "
-            f"'tma_dedicated'"
+            f"plan {plan.name}: {_named(plan, row)} raises signals {signals}, and a copy raises "
+            f"one slot where it lands; use 'tma_dedicated'"
         )
     ndim = source.lo.shape[1]
     box = (c.dst_hi[row, :ndim] - c.dst_lo[row, :ndim]).tolist()

@@ -8,7 +8,7 @@ from syncopate_jax.backends import gpu_kernel, gpu_tables
 from syncopate_jax.backends.gpu_copy import Mover
 from syncopate_jax.backends.gpu_kernel import FusedKernel
 from syncopate_jax.backends.gpu_layout import Layout
-from syncopate_jax.backends.interface import Emitted, Work
+from syncopate_jax.backends.interface import Emitted, Work, wrong_target
 from syncopate_jax.errors import SyncopateError
 from syncopate_jax.options import Launch
 
@@ -39,7 +39,7 @@ class Dedicated:
     def unsupported_reason(self, work: Work, target: str) -> str | None:
         """Why the work cannot be done here; None when it can."""
         if target not in self.targets:
-            return f"{self.name} works with target 'mosaic_gpu', not {target!r}"
+            return wrong_target(self.name, self.targets, target)
         count = self.communicating(work.launch)
         workers = self.workers(work.launch, work.schedule.plan.num_ranks)
         if count < 1 or workers < 1:

@@ -27,6 +27,18 @@ ranks at once, with a leading rank axis, from operands that have one too unless 
 interpret_settings: ContextVar[Any] = ContextVar("interpret_settings", default=True)
 """Pallas's ``interpret`` on the CPU: True, or settings such as ``pltpu.InterpretParams``."""
 
+
+def wrong_target(name: str, targets: Sequence[str], target: str) -> str:
+    """Says that backend ``name`` has no kernels of ``target``, and what has, on which devices."""
+    known = " and ".join(map(repr, targets))
+    where = (
+        "TPUs and CPUs run it with target='tpu'; on GPUs use 'tma_dedicated' or 'xla'"
+        if "tpu" in targets
+        else f"GPUs run it with target={targets[0]!r}; on CPUs and TPUs use 'remote_dma' or 'xla'"
+    )
+    return f"{name} works with target {known}, not {target!r}; {where}"
+
+
 WHOLE_DEVICE = Launch()
 
 

@@ -27,7 +27,7 @@ from jax.experimental.pallas import tpu as pltpu
 from syncopate_jax.backends import dma_tables
 from syncopate_jax.backends.dma_layout import BlockTable, Branch, Layout, Program
 from syncopate_jax.backends.in_order import SENT, START, WAIT
-from syncopate_jax.backends.interface import Emitted, Work
+from syncopate_jax.backends.interface import Emitted, Work, wrong_target
 from syncopate_jax.backends.peers import barrier_id, peer_id
 from syncopate_jax.errors import SyncopateError
 from syncopate_jax.options import Launch
@@ -49,7 +49,7 @@ class RemoteDma:
     def unsupported_reason(self, work: Work, target: str) -> str | None:
         """Why the work cannot be done here; None when it can."""
         if target not in self.targets:
-            return f"remote_dma works with target 'tpu', not {target!r}"
+            return wrong_target(self.name, self.targets, target)
         try:
             dma_tables.lay_out(work)
         except SyncopateError as error:

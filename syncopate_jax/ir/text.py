@@ -72,7 +72,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield from map(_goal_line, plan.goals)
     for rank in range(plan.num_ranks):
         for index, op in enumerate(plan.ops(rank)):
-            yield f"r{rank}.{index} {_op_text(op)}"
+            yield f"r{rank}.{index} {op_text(op)}"
 
 
 def _tables(plan: Plan) -> tuple[tuple[str, Sequence[object]], ...]:
@@ -105,7 +105,8 @@ def _goal_line(goal: Goal) -> str:
     return f"goal r{goal.rank} {goal.tensor}{goal.box}{source}{at}{over}{reduce}"
 
 
-def _op_text(op: Operation) -> str:
+def op_text(op: Operation) -> str:
+    """An operation as its line has it, without its place."""
     if isinstance(op, P2P):
         known = op.rank in (op.src_rank, op.dst_rank)
         verb = op.direction if known else "move"

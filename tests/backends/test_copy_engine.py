@@ -157,12 +157,19 @@ def test_results_that_tiles_write_are_refused() -> None:
             body, mesh=mesh, in_specs=(P(None, "x"), P("x")), out_specs=P("x"), check_vma=False
         )
     )
-    with pytest.raises(UnsupportedError, match="moves what a tile made or what arrived before"):
+    text = (
+        r"rank 3 op 0 \(push y(\S+) -> r0 y\1 sum after compute\(r3 y\1\) on nvlink\) moves what a "
+        "tile made or what arrived before"
+    )
+    with pytest.raises(UnsupportedError, match=text):
         run.trace(jnp.ones((M, 4 * K), jnp.float16), jnp.ones((4 * K, N), jnp.float16))
 
 
 def test_other_targets_are_refused() -> None:
-    text = "copy_engine works with target 'mosaic_gpu' and 'triton', not 'tpu'"
+    text = (
+        "copy_engine works with target 'mosaic_gpu' and 'triton', not 'tpu'; GPUs run it with "
+        "target='mosaic_gpu'; on CPUs and TPUs use 'remote_dma' or 'xla'"
+    )
     with pytest.raises(UnsupportedError, match=text):
         mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
         jax.jit(

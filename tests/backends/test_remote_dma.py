@@ -55,7 +55,10 @@ def test_what_it_can_do() -> None:
 
 def test_targets() -> None:
     reason = RemoteDma().unsupported_reason(gathering(), "triton")
-    assert reason == "remote_dma works with target 'tpu', not 'triton'"
+    assert reason == (
+        "remote_dma works with target 'tpu', not 'triton'; TPUs and CPUs run it with target='tpu'; "
+        "on GPUs use 'tma_dedicated' or 'xla'"
+    )
     reason = Xla().unsupported_reason(gathering(), "fpga")
     assert reason == "xla works with targets tpu, mosaic_gpu, triton, not 'fpga'"
 
