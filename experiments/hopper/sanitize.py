@@ -18,7 +18,7 @@ from experiments.common import processes, results
 
 TOOL = "compute-sanitizer"
 PLACES = ("/usr/local/cuda*/bin", "/usr/local/cuda*/compute-sanitizer", "/opt/nvidia/*/*")
-KERNELS = "fused_"  # begins the names of our kernels; XLA's own are not looked at
+KERNELS = "fused"  # in the names of our kernels; XLA's own are not looked at
 NAME_OPTIONS = ("--kernel-name ", "--kernel-regex ")  # by version of the tool
 SHOWN = 400
 

@@ -36,7 +36,15 @@ def test_a_wrong_version_never_counts() -> None:
 SMALL = ["--tiny", "--calls", "1", "--operators", "matmul_reduce_scatter"]
 
 
-@pytest.mark.parametrize("more", [[], ["--folded"], ["--gradients"], ["--gradients", "--folded"]])
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["--gradients", "--folded"],
+        pytest.param(["--folded"], marks=pytest.mark.slow),
+        pytest.param(["--gradients"], marks=pytest.mark.slow),
+    ],
+)
 def test_operators_are_checked_against_float64(more: list[str]) -> None:
     (row,) = correct.main([*SMALL, "--backend", "xla", *more])
     assert row["wrong"] == 0 and 0 < row["worst"] < correct.LIMIT
@@ -49,7 +57,7 @@ def test_what_is_wrong_counts_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     assert correct.off(np.array([np.nan]), np.ones(1)) == np.inf
 
 
-@pytest.mark.parametrize("more", [[], ["--folded"]])
+@pytest.mark.parametrize("more", [[], pytest.param(["--folded"], marks=pytest.mark.slow)])
 def test_two_operators_by_turns(more: list[str]) -> None:
     given = ["--tiny", "--calls", "0", "--soak", "2", "--backend", "xla"]
     (row,) = correct.main([*given, *more])
