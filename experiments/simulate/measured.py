@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.common import results
-from experiments.two_gpus import choose, link, measure, problems
+from experiments.two_gpus import link, measure, problems
 from experiments.two_gpus.problems import Problem
 from syncopate_jax.ir.machine import Machine
+from syncopate_jax.registry import operators
 
 FILES = ("two_gpus_h200_first.json", "two_gpus_h200.json")
 RESULTS = results.ROOT / "experiments" / "results"
@@ -121,7 +122,7 @@ def problem_of(row: dict[str, Any]) -> Problem:
 
 def kind_of(problem: Problem) -> str:
     """The kind of a problem's exchange."""
-    return choose.FORMS[problem.operator.name][0]
+    return operators.get(problem.operator.name).kind
 
 
 def received(problem: Problem, ranks: int) -> int:
