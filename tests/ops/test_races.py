@@ -30,12 +30,19 @@ def test_two_ranks(case: Case, split: int, mode: str) -> None:
     assert guarded.run_once(case, 2, arrays, mode, late=0, **options) < 1e-6
 
 
-RINGS = [("gather_x_m", "all_gather_ring"), ("scatter_m", "reduce_scatter_ring")]
+RINGS = {"gather_x_m": "all_gather_ring", "scatter_m": "reduce_scatter_ring"}
+QUICK = [("gather_x_m", "eager"), ("scatter_m", "on_wait")]
 
 
-@pytest.mark.parametrize("mode", interpret.MODES)
-@pytest.mark.parametrize("name,plan", RINGS)
-def test_rings(name: str, plan: str, mode: str) -> None:
+@pytest.mark.parametrize(
+    "name,mode",
+    [
+        pytest.param(name, mode, marks=[] if (name, mode) in QUICK else pytest.mark.slow)
+        for name in RINGS
+        for mode in interpret.MODES
+    ],
+)
+def test_rings(name: str, mode: str) -> None:
     arrays = cases.operands(1, 6, 6, 6)
-    options = {"split": 2, "plan": plan, "tiles": {"m": 1}}
+    options = {"split": 2, "plan": RINGS[name], "tiles": {"m": 1}}
     assert guarded.run_once(cases.BY_NAME[name], 3, arrays, mode, late=2, **options) < 1e-6

@@ -65,7 +65,13 @@ NUMERICS = {
 }
 
 
-@pytest.mark.parametrize("name", NUMERICS)
+LIKE_OTHERS = ("even", "cluster_along_n", "narrow_swizzle", "three_stages_one_store_slot")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in LIKE_OTHERS else []) for n in NUMERICS],
+)
 def test_product(name):
     config, (m, k, n) = NUMERICS[name]
     x, w = operands(m, k, n)
@@ -86,7 +92,12 @@ def test_product_of_transposed_operands(x_transposed, w_transposed):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "out_dtype", "limit"), [(BF16, BF16, 3e-3), (BF16, F32, 1e-6), (F16, F32, 1e-6)]
+    ("dtype", "out_dtype", "limit"),
+    [
+        (BF16, BF16, 3e-3),
+        pytest.param(BF16, F32, 1e-6, marks=pytest.mark.slow),
+        (F16, F32, 1e-6),
+    ],
 )
 def test_output_types(dtype, out_dtype, limit):
     x, w = operands(208, 144, 208, dtype)
@@ -95,7 +106,7 @@ def test_output_types(dtype, out_dtype, limit):
     assert relative_error(y, reference(x, w)) < limit
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_addend_and_transform_are_applied_in_float32_before_the_rounding(overlap):
     x, w = operands(208, 160, 224)
     addend = jnp.asarray(np.random.default_rng(1).standard_normal((208, 224)) * 30, F32)
