@@ -58,7 +58,10 @@ def _unfused(call: Call, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
 
 
 def product(spec: Contraction, lhs: jax.Array, rhs: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """The contraction without its exchange."""
+    """The contraction without its exchange; a sum of nothing is zero."""
+    if 0 in (*lhs.shape, *rhs.shape):  # as a dot, XLA fails where a collective takes its result
+        sizes = dict(zip(spec.lhs + spec.rhs, lhs.shape + rhs.shape, strict=True))
+        return custom_call.vary_as(jnp.zeros([sizes[x] for x in spec.out], dtype), (lhs, rhs))
     return jnp.einsum(f"{spec.lhs},{spec.rhs}->{spec.out}", lhs, rhs, preferred_element_type=dtype)
 
 
