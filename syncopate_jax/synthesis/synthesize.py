@@ -189,14 +189,16 @@ def _broadcasts(
         most = max(_CHAINED[few] // chains.hops, 1)
         yield chained(request, counts[0] if counts else best_pieces(chains, size, most), chains)
     pieces = counts[0] if counts else _pieces(request, size, _MATCHED[few])
+    # How ties are best broken is tried with few pieces, which takes less time.
+    trial = pieces if counts or pieces <= _CHEAP else pieces // 4
     styles = list(_styles(request, (tries + 1) // 2, seed, least))
-    made = [(draft(request, pieces, style), style) for style in styles]
+    made = [(draft(request, trial, style), style) for style in styles]
     yield from (one for one, _ in made)
     _, style = min(made, key=lambda pair: pair[0].seconds)
     if counts is None and size:
-        others = [pieces >> k for k in range(1, 5 if pieces <= _CHEAP else 2)]
-        others += [pieces * 2] if few else []
-        yield from (draft(request, other, style) for other in others if other)
+        others = {pieces >> k for k in range(5 if pieces <= _CHEAP else 2)} - {0, trial}
+        others |= {pieces * 2} if few else set()
+        yield from (draft(request, other, style) for other in sorted(others))
 
 
 def _pieces(request: Request, size: float, most: int) -> int:
