@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from syncopate_jax.advice.layers import Layer
-from syncopate_jax.advice.nodes import Nodes, nodes_of
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.arguments import integer
 from syncopate_jax.ir.plan import Plan, Tensor
@@ -17,6 +16,8 @@ from syncopate_jax.ops.prediction import GPU_TILE, predict
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.registry import templates
+from syncopate_jax.synthesis.network import make_network
+from syncopate_jax.synthesis.nodes import Nodes, nodes_of
 from syncopate_jax.synthesis.subset import subset
 from syncopate_jax.synthesis.synthesize import synthesize
 
@@ -192,7 +193,7 @@ def _choices(
     else:
         spec = Contraction("bmk", "kn", "bmn", kind, "out", scatter="m")
         lhs, rhs = (1, tokens, layer.k // ranks), (layer.k // ranks, layer.n)
-    nodes = nodes_of(topology)
+    nodes = _nodes(topology)
     names = [*TEMPLATES[kind], *([HIERARCHICAL[kind]] if nodes else []), SYNTHESIS]
     found: list[Choice] = []
     reasons: list[str] = []
@@ -218,6 +219,13 @@ def _choices(
                 )
             )
     return found, reasons
+
+
+def _nodes(topology: Topology) -> Nodes | None:
+    try:
+        return nodes_of(make_network("advise", topology, range(topology.num_ranks)))
+    except InputError:
+        return None  # ranks that nothing joins are no nodes; the plans tried say which they are
 
 
 def _usual(

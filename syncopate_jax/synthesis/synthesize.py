@@ -44,7 +44,7 @@ _NEAR = 1.01
 _FAR = 1.1
 # Attempts that are simulated: some anyway, and more of them if they are small.
 _FINAL, _SMALL = 2, 16_000
-# Ranks up to which time is short, and templates are simulated too.
+# Ranks up to which time is short.
 _FEW = 64
 # Deadlines that slow links are given, as multiples of the bound.
 _DEADLINES = (1.0, 1.05, math.inf)
@@ -143,7 +143,7 @@ def _best(
     before = np.cumsum([0, *(one.transfers for one in found)])
     last = max(_FINAL, int(np.searchsorted(before, _SMALL)))
     plans = [build() for one in found[:last] for build in one.builds]
-    if counts is None and len(request.members) <= _FEW and found[0].seconds > _NEAR * least:
+    if counts is None and found[0].seconds > _NEAR * least:
         plans += known_plans(request)
     if len(plans) == 1:
         return plans[0]
@@ -189,14 +189,16 @@ def _broadcasts(
         most = max(_CHAINED[few] // chains.hops, 1)
         yield chained(request, counts[0] if counts else best_pieces(chains, size, most), chains)
     pieces = counts[0] if counts else _pieces(request, size, _MATCHED[few])
+    # How ties are best broken is tried with fewer pieces, which takes less time.
+    trial = pieces if counts or pieces <= _CHEAP else pieces // 2
     styles = list(_styles(request, (tries + 1) // 2, seed, least))
-    made = [(draft(request, pieces, style), style) for style in styles]
+    made = [(draft(request, trial, style), style) for style in styles]
     yield from (one for one, _ in made)
     _, style = min(made, key=lambda pair: pair[0].seconds)
     if counts is None and size:
-        others = [pieces >> k for k in range(1, 5 if pieces <= _CHEAP else 2)]
-        others += [pieces * 2] if few else []
-        yield from (draft(request, other, style) for other in others if other)
+        others = {pieces >> k for k in range(5 if pieces <= _CHEAP else 1)} - {0, trial}
+        others |= {pieces * 2} if few else set()
+        yield from (draft(request, other, style) for other in sorted(others))
 
 
 def _pieces(request: Request, size: float, most: int) -> int:

@@ -13,7 +13,6 @@ from syncopate_jax.advice import advise as advise_module
 from syncopate_jax.advice import curve
 from syncopate_jax.advice.advise import Advice, Choice, advise
 from syncopate_jax.advice.layers import MODELS, Layer, model_layers
-from syncopate_jax.advice.nodes import Nodes, nodes_of
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir import presets
 from syncopate_jax.ir.plan import Plan
@@ -112,21 +111,6 @@ def test_a_refusal_at_one_degree_leaves_the_others(monkeypatch: pytest.MonkeyPat
     )
     with pytest.raises(InputError, match=r"no degree can be used on topology row:\n  degree 4, "):
         advise((IN, OUT), row, tp_degrees=(4,), tokens=512, splits=(1,))
-
-
-def test_nodes_are_read_from_links() -> None:
-    assert nodes_of(presets.nodes(2, 3)) == Nodes((3, 3), "nvlink", "nic")
-    assert nodes_of(presets.h200_nvlink(4)) is None
-    assert nodes_of(presets.ring(1)) is None
-    assert nodes_of(of_links("apart", 2, {(0, 1): 1e9})) is None
-    # Slow links that do not join all: no agent could reach every other node.
-    bridge = of_links(
-        "bridge", 6, both_ways((0, 1), (2, 3), (4, 5)),
-        both_ways((0, 2), (2, 4), (1, 3), (3, 5), bandwidth=10e9),
-    )  # fmt: skip
-    assert nodes_of(bridge) is None
-    mixed = of_links("mixed", 4, both_ways((0, 2), (1, 3)), both_ways((0, 1), bandwidth=10e9))
-    assert nodes_of(mixed) is None
 
 
 @pytest.mark.parametrize(

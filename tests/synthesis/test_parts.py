@@ -16,6 +16,7 @@ from syncopate_jax.synthesis.known import known_plans
 from syncopate_jax.synthesis.listing import Transfer, list_times
 from syncopate_jax.synthesis.matching import Style, spread
 from syncopate_jax.synthesis.network import Network, make_network
+from syncopate_jax.synthesis.nodes import Nodes, nodes_of
 from syncopate_jax.synthesis.pacing import Scheduled, pace
 from syncopate_jax.synthesis.request import make_request
 from tests.synthesis.topologies import LATENCY, OVERHEAD, both_ways, line, mixed, of_links, star
@@ -111,6 +112,20 @@ def test_what_is_held_back_waits_for_a_landing() -> None:
     assert (waiter.tolist(), awaited.tolist()) == ([1], [0])
 
 
+def test_nodes_are_read_from_links() -> None:
+    assert nodes_of(network(presets.nodes(2, 3))) == Nodes((3, 3), "nvlink", "nic")
+    assert nodes_of(network(presets.h200_nvlink(4))) is None
+    assert nodes_of(network(presets.ring(1))) is None
+    # Slow links that do not join all: no agent could reach every other node.
+    bridge = of_links(
+        "bridge", 6, both_ways((0, 1), (2, 3), (4, 5)),
+        both_ways((0, 2), (2, 4), (1, 3), (3, 5), bandwidth=10e9),
+    )  # fmt: skip
+    assert nodes_of(network(bridge)) is None
+    uneven = of_links("uneven", 4, both_ways((0, 2), (1, 3)), both_ways((0, 1), bandwidth=10e9))
+    assert nodes_of(network(uneven)) is None
+
+
 def test_templates_that_a_topology_carries_are_attempts() -> None:
     def names(topology: Topology, kind: str = "all_gather", **arguments: object) -> set[str]:
         request = make_request(kind, topology, (24, 4), **arguments)  # type: ignore[arg-type]
@@ -120,7 +135,11 @@ def test_templates_that_a_topology_carries_are_attempts() -> None:
     assert names(presets.torus(2, 2)) == {"all_gather_double_ring"}
     assert names(presets.h200_nvlink(4), "all_reduce", mode="pull") == {"all_reduce_two_shot"}
     assert names(presets.ring(4), "all_to_all") == set()
-    assert names(presets.ring(6), group=(0, 1, 2)) == names(presets.nodes(2, 2)) == set()
+    assert names(presets.nodes(2, 2)) == {"hierarchical_all_gather"}
+    assert names(presets.nodes(2, 2), "all_reduce") == {"hierarchical_all_reduce"}
+    assert (
+        names(presets.ring(6), group=(0, 1, 2)) == names(presets.nodes(2, 2), "broadcast") == set()
+    )
 
 
 def test_unknown_channels_are_refused() -> None:

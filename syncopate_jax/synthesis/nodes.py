@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncopate_jax.errors import InputError
-from syncopate_jax.ir.topology import Topology
-from syncopate_jax.synthesis.network import make_network
+from syncopate_jax.synthesis.network import Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +18,12 @@ class Nodes:
     outer: str
 
 
-def nodes_of(topology: Topology) -> Nodes | None:
+def nodes_of(network: Network) -> Nodes | None:
     """The nodes, if fastest links join consecutive ranks to several, else None.
 
     Every two ranks of a node must be joined by one of the channel ``inner``, and every two of
     different nodes by one of ``outer``.
     """
-    try:
-        network = make_network("nodes", topology, range(topology.num_ranks))
-    except InputError:
-        return None  # ranks that nothing joins are no nodes; plans say which they are
     if not len(network.src):
         return None
     label = network.clusters(0)
@@ -43,7 +37,7 @@ def nodes_of(topology: Topology) -> Nodes | None:
             (
                 name
                 for name in network.channels
-                if np.all(topology.channel(name).bandwidth[ranks] > 0)
+                if np.all(network.topology.channel(name).bandwidth[ranks] > 0)
             ),
             None,
         )
