@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from syncopate_jax.ops import explicit_axes, kept
+from syncopate_jax.ops import auto_axes, explicit_axes, kept
 from syncopate_jax.ops.contraction import contract
 from syncopate_jax.ops.derived import contraction_of
 from syncopate_jax.options import Options
@@ -20,10 +20,16 @@ from syncopate_jax.rewrite import rings
 from syncopate_jax.rewrite.fusable import refusal
 from syncopate_jax.rewrite.graph import COLLECTIVES, Graph, Node, Value, varying
 from syncopate_jax.rewrite.pairs import match
-from syncopate_jax.rewrite.report import Left, Replaced, Report
+from syncopate_jax.rewrite.report import Asked, Left, Replaced, Report
 from syncopate_jax.rewrite.steps import Step
 from syncopate_jax.rewrite.swaps import Operand, Place, Swap, Taken
-from syncopate_jax.rewrite.typed_dots import TypedDot, left_reshard, match_typed
+from syncopate_jax.rewrite.typed_dots import (
+    AskedDot,
+    TypedDot,
+    left_reshard,
+    match_auto,
+    match_typed,
+)
 from syncopate_jax.runtime import custom_call
 
 OPAQUE = ("custom_jvp_call", "custom_vjp_call")
@@ -41,6 +47,7 @@ class Rewriter:
 
     Attributes:
       options: of the operators.
+      auto_axes: whether the partitioner of auto mesh axes shall ask for dots.
       traced: rewritten bodies of ``jit``, by what they were, for the next call: the same body is
         compiled once.
       replaced, left: the account.
@@ -50,15 +57,17 @@ class Rewriter:
     """
 
     options: Options
+    auto_axes: bool
     traced: dict[Any, Any] = field(default_factory=dict)
     replaced: list[Replaced] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
     why: dict[str, str] = field(default_factory=dict)
     results: list[Numbers] = field(default_factory=list)
     numbers: dict[tuple[Value, Any, Any], Numbers] = field(default_factory=dict)
 
     def report(self) -> Report:
-        return Report(tuple(self.replaced), tuple(self.left))
+        return Report(tuple(self.replaced), tuple(self.left), tuple(self.asked))
 
     def rewrite(
         self, jaxpr: Any, place: Place | None, numbers: Mapping[int, Numbers] | None = None
@@ -70,6 +79,7 @@ class Rewriter:
         program = graphs.read(jaxpr, inline=place is not None)
         taken = Taken()
         typed: dict[Node, TypedDot] = {}
+        asked: dict[Node, AskedDot] = {}
         inner: dict[Node, Callable[..., list[Any]]] = {}
         outside = self.why
         made: Mapping[Value, Numbers] = {}
@@ -83,6 +93,7 @@ class Rewriter:
                 self._pair(node, place, taken)
             elif place is None and node.name == "dot_general":
                 self._typed(node, typed, taken.gone)
+                self._ask(node, asked, taken.gone)
             elif graphs.bodies(node) and (run := self._enter(node, place)) is not None:
                 inner[node] = run
         self.why = outside
@@ -90,9 +101,9 @@ class Rewriter:
         for node in program.nodes if place is None else ():
             if node.name == "reshard" and node not in taken.gone and (r := left_reshard(node)):
                 self.left.append(Left(node.name, r, node.source))
-        if not taken.made and not typed and not inner:
+        if not taken.made and not typed and not asked and not inner:
             return None
-        return _Program(program, taken, typed, inner, self.options).run
+        return _Program(program, taken, typed, asked, inner, self.options).run
 
     def _rings(
         self, program: Graph, place: Place, taken: Taken, given: Mapping[Value, Numbers]
@@ -138,6 +149,19 @@ class Rewriter:
             self.replaced.append(
                 Replaced(written.name, spec, move.axis_names, written.source, node.source)
             )
+
+    def _ask(self, node: Node, asked: dict[Node, AskedDot], gone: set[Node]) -> None:
+        found = match_auto(node, self.options)
+        if isinstance(found, AskedDot) and not self.auto_axes:
+            found = (
+                "its mesh axes are auto ones; overlap(…, auto_axes=True) has their partitioner ask"
+            )
+        if isinstance(found, str):
+            self.left.append(Left(node.name, found, node.source))
+        elif found is not None:
+            asked[node] = found
+            gone.update(found.gone)
+            self.asked.append(Asked(found.product.formula, node.source))
 
     def _unfusable(self, swap: Swap, place: Place) -> str | None:
         """Why the backend that was asked for cannot do what ``xla`` could; None if it can."""
@@ -238,6 +262,7 @@ class _Program:
     graph: Graph
     taken: Taken
     typed: dict[Node, TypedDot]
+    asked: dict[Node, AskedDot]
     inner: dict[Node, Function]
     options: Options
 
@@ -284,12 +309,14 @@ class _Program:
         if value in self.taken.rebuilt:
             return self.taken.rebuilt[value].reads
         assert value.node is not None
-        found = self.typed.get(value.node)
-        return found.operands if found else value.node.inputs
+        return self._operands(value.node)
+
+    def _operands(self, node: Node) -> Sequence[Value]:
+        found = self.typed.get(node) or self.asked.get(node)
+        return found.operands if found else node.inputs
 
     def _make(self, node: Node, known: Known) -> None:
-        found = self.typed.get(node)
-        self._need(found.operands if found else node.inputs, known)
+        self._need(self._operands(node), known)
         self._run(node, known)
 
     def _run(self, node: Node, known: Known) -> None:
@@ -299,6 +326,12 @@ class _Program:
             with node.context():
                 x, w = (_look(value, known) for value in found.operands)
                 known[found.result] = explicit_axes.product(found.product, *found.specs, x, w)
+            return
+        if node in self.asked:
+            dot = self.asked[node]
+            with node.context():
+                x, w = (_look(value, known) for value in dot.operands)
+                known[node.outputs[0]] = auto_axes.product(dot.product, dot.tied, x, w)
             return
         args = [_look(value, known) for value in node.inputs]
         outs = self.inner[node](*args) if node in self.inner else node.bind(args)

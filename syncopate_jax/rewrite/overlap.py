@@ -24,18 +24,22 @@ class Overlapped[**P, R]:
     Attributes:
       fn: the function it was made from.
       options: how the operators are realised.
+      auto_axes: whether the partitioner of auto mesh axes asks for dots.
     """
 
-    def __init__(self, fn: Callable[P, R], options: Options):
+    def __init__(self, fn: Callable[P, R], options: Options, auto_axes: bool = False):
         functools.update_wrapper(self, fn)
         self.fn = fn
         self.options = options
+        self.auto_axes = auto_axes
         self._traced: dict[Any, Any] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """What ``fn`` returns for these arguments."""
         closed, fill, leaves, tree = self._trace(args, kwargs)
-        run = Rewriter(self.options, self._traced).rewrite(closed, surrounding_place())
+        run = Rewriter(self.options, self.auto_axes, self._traced).rewrite(
+            closed, surrounding_place()
+        )
         if run is None:
             run = extend_core.jaxpr_as_fun(closed)
         result: R = jax.tree.unflatten(tree(), fill(run(*leaves)))
@@ -44,7 +48,7 @@ class Overlapped[**P, R]:
     def report(self, *args: P.args, **kwargs: P.kwargs) -> Report:
         """What is replaced and what is left, for arguments (or ``ShapeDtypeStruct``) like these."""
         closed, _, _, _ = self._trace(args, kwargs)
-        rewriter = Rewriter(self.options, self._traced)
+        rewriter = Rewriter(self.options, self.auto_axes, self._traced)
         rewriter.rewrite(closed, surrounding_place())
         return rewriter.report()
 
@@ -88,6 +92,7 @@ def overlap[**P, R](
     target: str | None = None,
     split: int | None = None,
     tiles: Mapping[str, int] | None = None,
+    auto_axes: bool = False,
 ) -> Overlapped[P, R]:
     """``fn`` with each collective beside a dot replaced by one fused operator.
 
@@ -110,6 +115,9 @@ def overlap[**P, R](
     Args:
       fn: a function of pytrees that ``jax.jit`` would take.
       backend, target, split, tiles: as in ``syncopate_jax.options.Options``, for every operator.
+      auto_axes: outside ``shard_map`` on auto mesh axes, every dot becomes a product that the
+        partitioner asks for when it has settled the shardings. Such products have no forward mode
+        and no ``jax.vmap``.
 
     Returns:
       A function with the signature of ``fn``, and ``report(*args)``, which lists what is replaced
@@ -126,7 +134,7 @@ def overlap[**P, R](
         fn = fn.fn
     options = Options(backend=backend, target=target, split=split, tiles=tiles)
     fused.choose_backend(Contraction("mk", "kn", "mn"), options)  # for its checks
-    return Overlapped(fn, options)
+    return Overlapped(fn, options, auto_axes)
 
 
 def _is_array(leaf: Any) -> bool:

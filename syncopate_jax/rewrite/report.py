@@ -58,16 +58,38 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """A dot on auto mesh axes, for which the partitioner asks when shardings are settled.
+
+    Attributes:
+      formula: the dot, as in ``jnp.einsum``.
+      source: where it was written, ``file:line (function)``.
+    """
+
+    formula: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"the dot {self.formula} at {self.source}"
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """Every collective inside the program's ``shard_map`` bodies, in program order."""
+    """Every collective inside the program's ``shard_map`` bodies, in program order.
+
+    And the dots outside these: on explicit mesh axes those that imply a collective, on auto axes
+    all that the partitioner is made to ask for.
+    """
 
     replaced: tuple[Replaced, ...]
     left: tuple[Left, ...]
+    asked: tuple[Asked, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"replaced {len(self.replaced)}, left {len(self.left)}"]
         lines += [f"  replaced: {item}" for item in self.replaced]
         lines += [f"  left: {item}" for item in self.left]
+        lines += [f"  the partitioner asks for: {item}" for item in self.asked]
         return "\n".join(lines)
 
 

@@ -1,7 +1,9 @@
-"""Dots on explicit mesh axes, whose types say how operands and result are sharded.
+"""Dots outside ``shard_map``, where no collective is written.
 
-There, outside ``shard_map``, no collective is written: it is implied by a dot whose contracted
-dimension is sharded, by the ``out_sharding`` asked of it, or by a ``reshard`` of its operand.
+On explicit mesh axes types say how operands and result are sharded. A collective is implied by a
+dot whose contracted dimension is sharded, by the ``out_sharding`` asked of it, or by a ``reshard``
+of its operand. On auto axes the partitioner settles that when the program is traced; it can be made
+to ask for the product of what it settled on.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from syncopate_jax.rewrite.fusable import refusal_of
 from syncopate_jax.rewrite.graph import Node, Value, one_use, uses_of
 from syncopate_jax.rewrite.letters import formula_of
 from syncopate_jax.rewrite.swaps import unfit
+from syncopate_jax.runtime import mesh as runtime_mesh
+
+CONSTRAINT = "sharding_constraint"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +92,47 @@ def match_typed(dot: Node, options: Options) -> TypedDot | str | None:
     if out is after and out.node is not None:
         gone = (*gone, out.node)
     return TypedDot(dot, out, gone, Product(formula, options, dtype), operands, specs, derived)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskedDot:
+    """A dot that the partitioner of auto mesh axes asks for.
+
+    Attributes:
+      product: what it is.
+      tied: whether shardings of operands and result spread to each other.
+      operands: its operands, before constraints that a result constrained itself makes idle.
+      gone: these constraints.
+    """
+
+    product: Product
+    tied: bool
+    operands: tuple[Value, ...]
+    gone: tuple[Node, ...]
+
+
+def match_auto(dot: Node, options: Options) -> AskedDot | str | None:
+    """What the partitioner of auto mesh axes can ask for; None where there are no such axes."""
+    out = dot.outputs[0]
+    mesh = out.aval.sharding.mesh
+    if mesh.empty or mesh.manual_axes or explicit_axes(mesh) or mesh.size == 1:
+        return None
+    if reason := unfit(dot):
+        return reason
+    if options.backend not in ("auto", "xla") and runtime_mesh.platform() == "cpu":
+        return f"backend {options.backend} is interpreted on the CPU, where no partitioner asks"
+    product = Product(formula_of(dot), options, jnp.dtype(out.aval.dtype))
+    user = None if one_use(out) else out.uses[0]
+    settled = user is not None and user.name == CONSTRAINT
+    before = [value.node for value in dot.inputs if settled and _constrained(value)]
+    gone = tuple(node for node in before if node is not None)
+    operands = tuple(v.node.inputs[0] if v.node in gone else v for v in dot.inputs)
+    return AskedDot(product, not gone, operands, gone)
+
+
+def _constrained(value: Value) -> bool:
+    """Whether a value is another one, constrained for its one reader."""
+    return value.node is not None and value.node.name == CONSTRAINT and one_use(value) is None
 
 
 def _before(value: Value) -> Value | None:
