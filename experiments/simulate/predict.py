@@ -97,25 +97,28 @@ def held_out(bare: Sequence[Bare], timed: Sequence[Timed]) -> list[dict[str, Any
     times of XLA's kernels, and sees only what a clock showed.
     """
     fused = [row for row in timed if row.label != "xla"]
-    numbers = {problem.mkn: i for i, problem in enumerate(problems.PROBLEMS)}
-    cuts: list[tuple[str, Callable[[Bare | Timed], bool]]] = [
-        (f"{other}", lambda row, other=other: row.file == other) for other in measured.FILES
-    ]
-    cuts += [
-        (f"{name} problems", lambda row, odd=odd: numbers[row.problem.mkn] % 2 == odd)
-        for odd, name in enumerate(("even", "odd"))
-    ]
+    # Operators that share a product fall into the same half.
+    half = {problem.mkn: i % 2 for i, problem in enumerate(problems.PROBLEMS)}
+    cuts: dict[str, Callable[[Any], bool]] = {
+        file: lambda row, file=file: row.file == file for file in measured.FILES
+    }
+    for number, name in enumerate(("even problems", "odd problems")):
+        cuts[name] = lambda row, number=number: half[row.problem.mkn] == number
+    fits = {
+        name: (
+            [row for row in bare if row.problem is None or not left_out(row)],
+            [row for row in fused if left_out(row)],
+        )
+        for name, left_out in cuts.items()
+    }
+    clocked = [row for row in bare if not row.what.endswith(" kernel")]
+    fits["times of kernels"] = clocked, fused
     found = []
-    for name, left_out in (*cuts, ("times of kernels", lambda row: True)):
-        if name == "times of kernels":
-            used = [row for row in bare if not row.what.endswith(" kernel")]
-        else:
-            used = [row for row in bare if row.problem is None or not left_out(row)]
-        fitted = calibrate.fit(used)
+    for name, (used, rows) in fits.items():
         # A fit that has seen no long program cannot say how they slow down.
         knows = any(row.what == "product inside" for row in used)
-        rows = [row for row in fused if left_out(row) and (knows or not row.inside)]
-        made = against_measured(fitted, rows, lambda _: None)
+        known = [row for row in rows if knows or not row.inside]
+        made = against_measured(calibrate.fit(used), known, lambda _: None)
         found.append({"left_out": name, "rows": len(made), "median_error": error(made)})
     return found
 

@@ -8,7 +8,8 @@ rank's workers compute their tiles in order, stop at the waits before a tile, in
 loop and before its epilogue, and raise slots; without one, compute dependencies count as met at 0.
 
 What is left out: the SMs that communication takes from tiles, cache effects, host work, and what a
-reduction costs beyond its transfer. The result is a bound to plan with, not a measurement.
+reduction costs beyond its transfer. The result is a bound to plan with, not a measurement; of a
+GPU operator ``ops.on_machine`` knows more, and ``docs/simulator.md`` how far off that is.
 """
 
 from __future__ import annotations

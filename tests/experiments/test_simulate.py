@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,14 @@ def test_the_page_has_these_figures() -> None:
     page = tables.DOCS.read_text()
     for name, body in tables.made(FOUND).items():
         assert f"<!-- {name} -->\n{body}\n<!-- end -->" in page, f"run predict --tables: {name}"
+
+
+def test_a_page_without_a_mark_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- figures -->\n<!-- end -->\n")
+    monkeypatch.setattr(tables, "DOCS", page)
+    with pytest.raises(SystemExit, match="needs the mark '<!-- errors -->' once, found it 0 times"):
+        tables.write(FOUND)
 
 
 def test_more_gpus_are_predicted_for_every_problem() -> None:
