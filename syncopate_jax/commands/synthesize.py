@@ -65,7 +65,7 @@ def given_topology(args: argparse.Namespace) -> Topology:
             )
         return topology
     counts = args.topology.partition(":")[2].split("x")
-    sized = len(counts) == 2 and all(count.isdecimal() for count in counts)
+    sized = len(counts) == 2 and all(count.isdecimal() and len(count) < 12 for count in counts)
     ranks = args.ranks or (int(counts[0]) * int(counts[1]) if sized else 8)
     return read_topology(args.topology, ranks)
 

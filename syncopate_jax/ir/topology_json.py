@@ -24,12 +24,10 @@ from typing import Any
 import numpy as np
 
 from syncopate_jax.errors import FormatError, InputError
-from syncopate_jax.ir.topology import Channel, Topology
+from syncopate_jax.ir.topology import MAX_RANKS, Channel, Topology
 
 FORMAT = "syncopate-topology"
 VERSION = 1
-# Matrices of this many ranks squared must fit in memory, whatever a file says.
-MAX_RANKS = 4096
 _TOP = {"format", "version", "name", "num_ranks", "flops", "signal_latency", "channels"}
 _CHANNEL = {
     "name", "overhead", "local_ports", "bandwidth", "latency", "port", "egress", "ingress",
