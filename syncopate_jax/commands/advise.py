@@ -30,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
     from syncopate_jax.advice.advise import advise
     from syncopate_jax.advice.layers import model_layers
 
-    layers = model_layers(args.model)
     topology = given_topology(args)
+    layers = model_layers(args.model)
     degrees = None
     if args.degrees is not None:
         parts = args.degrees.split(",")

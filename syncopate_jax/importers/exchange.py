@@ -18,6 +18,7 @@ REDUCING = ("reduce_scatter", "all_reduce")
 # Dtypes that plans lack: what is only moved, or added with wrap-around, is the same bits.
 _SAME_BITS = {"uint64": "int64", "uint32": "int32", "uint16": "int16", "bool": "uint8"}
 SOURCE, RESULT = "x", "out"  # names of a plan's two tensors
+MAX_LISTED = 2**20  # of a plan's transfers and goals: more would fill memory
 MAX_NAME = 100  # characters of a plan, which becomes a file
 
 
@@ -76,8 +77,10 @@ class Exchange:
         """The plan of all its groups: tensor ``x`` becomes ``out``, both each rank's own.
 
         Raises:
-          UnsupportedError: its dtype or its reduction is one that no plan has.
+          UnsupportedError: its dtype or its reduction is one that no plan has, or it is among so
+            many ranks that a plan would be too long.
         """
+        self._check_length()
         where = name or identifier(self.name)
         dtype = self._plan_dtype()
         tensors = (
@@ -109,6 +112,17 @@ class Exchange:
             owners = after
             found.append(owners)
         return found
+
+    def _check_length(self) -> None:
+        parts = math.prod(count for _, count in self.cuts)
+        listed = self.num_ranks * parts * (1 + len(self.steps))
+        if self.concat_axis >= 0:
+            listed += self.num_ranks * self.members  # what each rank gets of each other
+        if listed > MAX_LISTED:
+            raise UnsupportedError(
+                f"{self.kind} {self.name}: a plan of it among {self.num_ranks} ranks lists "
+                f"{listed} transfers and goals, at most {MAX_LISTED} fit; leave it to the compiler"
+            )
 
     def _plan_dtype(self) -> str:
         if self.kind in REDUCING and self.reduce not in REDUCTIONS:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from syncopate_jax.errors import FormatError, InputError, UnsupportedError
 from syncopate_jax.importers import mercury_text
+from syncopate_jax.importers.exchange import MAX_LISTED
 from syncopate_jax.importers.json_fields import Field, read_json
 from syncopate_jax.importers.mercury_nest import Buffer, LoopAxis, Nest, Point
 from syncopate_jax.importers.program import ImportedCollective, ImportedProgram, Reader
@@ -130,6 +131,12 @@ class _Importer:
     def _hops(self, point: Point) -> tuple[Groups, ...]:
         """One step along the innermost ring whose turn is not complete, as often as it takes."""
         sizes = [self.nest.mesh[d] for d in point.mesh_dims]
+        hops = math.prod(self.nest.mesh) * (math.prod(sizes) - 1)
+        if hops > MAX_LISTED:
+            raise UnsupportedError(
+                f"a ring of {math.prod(sizes)} ranks on a mesh of {math.prod(self.nest.mesh)} is "
+                f"{hops} transfers, at most {MAX_LISTED} fit"
+            )
         steps = []
         for step in range(1, math.prod(sizes)):
             ring, left = 0, step

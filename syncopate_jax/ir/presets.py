@@ -14,7 +14,14 @@ import numpy as np
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir import machine
 from syncopate_jax.ir.machine import Machine
-from syncopate_jax.ir.topology import MAX_RANKS, Channel, Topology, link_channel, uniform_channel
+from syncopate_jax.ir.topology import (
+    MAX_RANKS,
+    Channel,
+    Topology,
+    check_ranks,
+    link_channel,
+    uniform_channel,
+)
 
 # Measured between two H200s, copy engine, one way: 392 GB/s at 512 MiB (357 at 64 MiB). The
 # datasheet's 450 GB/s a direction is never reached.
@@ -102,6 +109,7 @@ def nodes(num_nodes: int, per_node: int, nics_per_node: int | None = None) -> To
             f"found {num_nodes}, {per_node} and {nics}"
         )
     ranks = num_nodes * per_node
+    check_ranks("nodes", ranks)
     node, place = np.divmod(np.arange(ranks), per_node)
     inside = node[:, None] == node[None, :]
     nvlink = np.where(inside, H200_NVLINK_BANDWIDTH, 0.0)
@@ -137,6 +145,7 @@ def ring(
 
     The default gives each of a rank's two neighbours half of a Hopper device's links.
     """
+    check_ranks("ring", num_ranks)
     here = np.arange(num_ranks)
     joined = np.zeros((num_ranks, num_ranks), bool)
     joined[here, (here + 1) % num_ranks] = joined[(here + 1) % num_ranks, here] = True
@@ -158,6 +167,7 @@ def torus(
     if min(rows, columns) < 1:
         raise InputError(f"torus: needs at least 1 row and column, found {rows} and {columns}")
     ranks = rows * columns
+    check_ranks("torus", ranks)
     row, column = np.divmod(np.arange(ranks), columns)
     joined = np.zeros((ranks, ranks), bool)
     for dr, dc in ((0, 1), (0, -1), (1, 0), (-1, 0)):

@@ -14,9 +14,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from syncopate_jax.errors import InputError
+from syncopate_jax.ir.arguments import integer
 
 Array = np.ndarray
 Number = float | int
+MAX_RANKS = 4096  # matrices of this many ranks squared must fit in memory
+
+
+def check_ranks(where: str, ranks: int) -> None:
+    """Raises InputError unless a topology may have that many ranks."""
+    if integer(where, "number of ranks", ranks, 1) > MAX_RANKS:
+        raise InputError(
+            f"{where}: number of ranks must be at most {MAX_RANKS}, found {ranks}; take one node "
+            f"of several, or fewer of them"
+        )
 
 MAX_RANKS = 4096
 """Of a topology from a file or of a preset: matrices of so many ranks squared fit in memory."""
@@ -167,6 +178,7 @@ def uniform_channel(
     ``port_bandwidth`` (bytes/s each way) defaults to ``bandwidth``: one link's worth.
     ``local_bandwidth`` is that of copies within a rank, which have no latency.
     """
+    check_ranks(f"channel {name}", num_ranks)
     matrix = np.full((num_ranks, num_ranks), float(bandwidth))
     np.fill_diagonal(matrix, local_bandwidth)
     return link_channel(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import string
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import AxisType
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from syncopate_jax.importers.shardings import derive
 from syncopate_jax.ops.derived import Product, run
@@ -49,12 +52,18 @@ product.defvjp(_forward, _backward)
 def _partitioned(how: Product, tied: bool) -> Any:
     """The product as an operation that the partitioner asks how to cut."""
 
-    @custom_partitioning
-    def product(x: jax.Array, w: jax.Array) -> jax.Array:
+    def whole_product(x: jax.Array, w: jax.Array) -> jax.Array:
         return jnp.einsum(how.formula, x, w, preferred_element_type=how.out_dtype)
+
+    product = custom_partitioning(whole_product)
 
     def partition(mesh: Any, args: Any, result: Any) -> Any:
         x, w = args
+        if mesh.empty:  # no argument of the program is sharded: there are no axes to move along
+            devices = sorted(result.sharding.device_set, key=lambda device: device.id)
+            mesh = Mesh(np.array(devices), ("all",))
+            whole = NamedSharding(mesh, PartitionSpec())
+            return mesh, whole_product, whole, (whole, whole)
         derived = derive(
             how.formula,
             x.sharding.spec,
@@ -76,7 +85,17 @@ def _partitioned(how: Product, tied: bool) -> Any:
         return mesh, local, result.sharding, (x.sharding, w.sharding)
 
     product.def_partition(partition=partition, sharding_rule=_rule(how.formula, tied))
-    return product
+    batchable = custom_vmap(lambda x, w: product(x, w))
+
+    @batchable.def_vmap
+    def batch(_size: int, batched: list[bool], x: jax.Array, w: jax.Array) -> Any:
+        operands, out = how.formula.split("->")
+        new = next(letter for letter in string.ascii_letters if letter not in how.formula)
+        lhs, rhs = (new * has + own for own, has in zip(operands.split(","), batched, strict=True))
+        wider = how.of(f"{lhs},{rhs}->{new}{out}", how.out_dtype)
+        return _partitioned(wider, tied)(x, w), True
+
+    return batchable
 
 
 def _rule(formula: str, tied: bool) -> str:
@@ -114,6 +133,16 @@ def _first(ndim: int) -> Any:
         x, like = args
         return mesh, lambda x, like: x, x.sharding, (x.sharding, like.sharding)
 
-    letters = " ".join("abcdefghijklmnop"[:ndim])
+    letters = " ".join(string.ascii_lowercase[:ndim])
     first.def_partition(partition=partition, sharding_rule=f"{letters}, {letters} -> {letters}")
-    return first
+    batchable = custom_vmap(lambda x, like: first(x, like))
+
+    @batchable.def_vmap
+    def batch(size: int, batched: list[bool], x: jax.Array, like: jax.Array) -> Any:
+        x, like = (
+            array if has else jnp.broadcast_to(array, (size, *array.shape))
+            for array, has in zip((x, like), batched, strict=True)
+        )
+        return _first(ndim + 1)(x, like), True
+
+    return batchable

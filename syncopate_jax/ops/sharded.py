@@ -17,11 +17,14 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from syncopate_jax.errors import InputError, MeshError, UnsupportedError
-from syncopate_jax.ops import auto_axes, explicit_axes
+from syncopate_jax.ops import auto_axes, explicit_axes, fused
 from syncopate_jax.ops.derived import Product
 from syncopate_jax.ops.operands import check_arrays, result_dtype
+from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.runtime import mesh as runtime_mesh
+
+_LEADING = "abcdefghij"  # letters of x's leading dimensions
 
 
 def matmul(
@@ -64,24 +67,30 @@ def matmul(
             f"matmul: contracted dimensions differ: x {x.shape} gives {x.shape[-1]}, w {w.shape} "
             f"gives {w.shape[0]}"
         )
-    out_spec = _spec_of(out_sharding)
+    if x.ndim - 2 > len(_LEADING):
+        raise InputError(
+            f"matmul: x has {x.ndim} dimensions, at most {len(_LEADING) + 2} fit; reshape the "
+            f"leading ones into one"
+        )
     mesh = explicit_axes.surrounding_mesh(x, w)
     if mesh.manual_axes:
         raise MeshError(
             f"matmul was called inside jax.shard_map over {', '.join(mesh.manual_axes)}, where "
             f"arrays are one rank's; use all_gather_matmul and its like there"
         )
-    letters = "abcdefghij"[: x.ndim - 2]
-    how = Product(
-        f"{letters}mk,kn->{letters}mn",
-        Options(backend=backend, target=target, split=split, tiles=tiles),
-        jnp.dtype(out_dtype),
-    )
+    out_spec = _spec_of(out_sharding, mesh, x.ndim)
+    options = Options(backend=backend, target=target, split=split, tiles=tiles)
+    fused.choose_backend(Contraction("mk", "kn", "mn"), options)  # for its checks
+    letters = _LEADING[: x.ndim - 2]
+    how = Product(f"{letters}mk,kn->{letters}mn", options, jnp.dtype(out_dtype))
     dtype = jnp.promote_types(x.dtype, w.dtype)
     x, w = x.astype(dtype), w.astype(dtype)
     if explicit_axes.explicit_axes(mesh):
         lhs, rhs = jax.typeof(x).sharding.spec, jax.typeof(w).sharding.spec
         out = _default(lhs, rhs, x.ndim) if out_spec is None else out_spec
+        if not x.shape[-1]:  # a sum over nothing; XLA cannot partition operands without elements
+            shape = (*x.shape[:-1], w.shape[1])
+            return jnp.zeros(shape, out_dtype, out_sharding=NamedSharding(mesh, out))
         return explicit_axes.product(how, lhs, rhs, out, x, w)
     if backend not in ("auto", "xla") and runtime_mesh.platform() == "cpu":
         raise UnsupportedError(
@@ -93,14 +102,43 @@ def matmul(
     return y if out_sharding is None else lax.with_sharding_constraint(y, out_sharding)
 
 
-def _spec_of(sharding: PartitionSpec | NamedSharding | None) -> PartitionSpec | None:
-    if sharding is None or isinstance(sharding, PartitionSpec):
-        return sharding
+def _spec_of(
+    sharding: PartitionSpec | NamedSharding | None, mesh: Any, ndim: int
+) -> PartitionSpec | None:
+    """The spec of a result of ``ndim`` dimensions; raises InputError where it does not fit."""
+    if sharding is None:
+        return None
+    if not isinstance(sharding, PartitionSpec | NamedSharding):
+        raise InputError(
+            f"matmul: out_sharding must be a PartitionSpec or NamedSharding, found {sharding!r}"
+        )
+    sizes = dict(mesh.shape)
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
     if isinstance(sharding, NamedSharding):
-        return sharding.spec
-    raise InputError(
-        f"matmul: out_sharding must be a PartitionSpec or NamedSharding, found {sharding!r}"
-    )
+        own = dict(sharding.mesh.shape)
+        if sizes and own != sizes:
+            raise InputError(f"matmul: out_sharding is of mesh {own}, the operands are on {sizes}")
+        sizes = own
+    if not sizes:
+        raise InputError(
+            f"matmul: out_sharding is {spec}, but there is no mesh here; use jax.set_mesh, or "
+            f"shard the operands"
+        )
+    if len(spec) > ndim:
+        raise InputError(
+            f"matmul: out_sharding {spec} is for {len(spec)} dimensions, the result has {ndim}"
+        )
+    open_entries = (None, PartitionSpec.UNCONSTRAINED)
+    names = [name for entry in spec if entry not in open_entries for name in _axes(entry)]
+    for name in names:
+        if name not in sizes:
+            raise InputError(
+                f"matmul: out_sharding {spec} has {name!r}, which is no axis of the mesh; known: "
+                f"{', '.join(sizes)}"
+            )
+        if names.count(name) > 1:
+            raise InputError(f"matmul: out_sharding {spec} has mesh axis {name!r} twice")
+    return spec
 
 
 def _default(x: PartitionSpec, w: PartitionSpec, ndim: int) -> PartitionSpec:
@@ -111,5 +149,5 @@ def _default(x: PartitionSpec, w: PartitionSpec, ndim: int) -> PartitionSpec:
     return PartitionSpec(*rows, columns or None)
 
 
-def _axes(entry: Any) -> tuple[str, ...]:
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+def _axes(entry: Any) -> tuple[Any, ...]:
+    return () if entry is None else tuple(entry) if isinstance(entry, tuple) else (entry,)

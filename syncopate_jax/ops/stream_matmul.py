@@ -21,7 +21,9 @@ import numpy as np
 from syncopate_jax.backends import triton_call
 from syncopate_jax.backends.triton_ordered import OrderedTriton
 from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.ir.arguments import integer
 from syncopate_jax.native import build, copies
+from syncopate_jax.ops.operands import check_arrays, result_dtype
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 from syncopate_jax.runtime import custom_call
@@ -69,11 +71,13 @@ def stream_matmul(
         host memory.
       UnsupportedError: no C++ compiler for the copy engine's handlers; says what to install.
     """
-    side = _check(x, w, chunks, w_transposed)
+    side = _check(x, w, w_transposed)
     if reason := build.missing():
         raise UnsupportedError(f"{NAME}: {reason}")
-    out = jnp.dtype(preferred_element_type or x.dtype)
-    config = config or _config(target)
+    out = result_dtype(NAME, preferred_element_type, x, w)
+    chunks = integer(NAME, "chunks", chunks, 1)
+    num_sms = None if num_sms is None else integer(NAME, "num_sms", num_sms, 1)
+    config = _config(target, config)
     how = _How(side, w_transposed, chunks, out, config, num_sms, target)
     if target == "triton":
         if w_transposed:
@@ -95,17 +99,22 @@ def stream_matmul(
     return y
 
 
-def _config(target: str) -> Any:
-    """How the kernel of a target is cut by default."""
+def _config(target: str, asked: Any) -> Any:
+    """How the kernel of a target is cut: as asked, or by default."""
+    kind: type[Any]
     if target == "mosaic_gpu":
-        return MatmulConfig()
-    if target == "triton":
+        kind = MatmulConfig
+    elif target == "triton":
         if reason := triton_call.missing():
             raise UnsupportedError(f"{NAME}: {reason}")
         from syncopate_jax.pallas_kernels import matmul_triton
 
-        return matmul_triton.MatmulConfig()
-    raise InputError(f"{NAME}: target needs 'mosaic_gpu' or 'triton', found {target!r}")
+        kind = matmul_triton.MatmulConfig
+    else:
+        raise InputError(f"{NAME}: target needs 'mosaic_gpu' or 'triton', found {target!r}")
+    if not isinstance(asked, kind | None):
+        raise InputError(f"{NAME}: config needs the {target} MatmulConfig or None, found {asked!r}")
+    return kind() if asked is None else asked
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,8 +130,11 @@ class _How:
     target: str
 
 
-def _check(x: jax.Array, w: jax.Array, chunks: int, w_transposed: bool) -> int:
+def _check(x: jax.Array, w: jax.Array, w_transposed: bool) -> int:
     """Which operand is streamed, 0 or 1; raises InputError where the operands do not fit."""
+    if not isinstance(w_transposed, bool):
+        raise InputError(f"{NAME}: w_transposed needs True or False, found {w_transposed!r}")
+    check_arrays(NAME, x, w)
     depth = 1 if w_transposed else 0
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[depth] or 0 in (*x.shape, *w.shape):
         raise InputError(
@@ -131,8 +143,6 @@ def _check(x: jax.Array, w: jax.Array, chunks: int, w_transposed: bool) -> int:
         )
     if x.dtype != w.dtype:
         raise InputError(f"{NAME}: x is {x.dtype} and w is {w.dtype}; cast one of them")
-    if chunks < 1:
-        raise InputError(f"{NAME}: chunks needs at least 1, found {chunks}")
     hosted = [jax.typeof(a).memory_space == jax.memory.Space.Host for a in (x, w)]
     if sum(hosted) != 1:
         raise InputError(

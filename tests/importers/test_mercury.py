@@ -122,6 +122,17 @@ def test_dimensions_sharded_over_more_than_the_ring_are_left_alone() -> None:
     assert found.skipped[0][1].startswith("dimension 2 of kv is sharded over mesh dimensions")
 
 
+def test_rings_of_very_many_ranks_are_left_alone() -> None:
+    point = {"kind": "ring", "buffer": "kv", "axis": "KV", "mesh_dims": [0], "level": 0}
+    buffers = nest()["buffers"]
+    buffers["kv"]["specs"][2] = [0]
+    given = nest(mesh={"shape": [65536]}, buffers={"kv": buffers["kv"]}, communication=[point])
+    found = import_mercury(json.dumps(given))
+    assert found.collectives == ()
+    reason = "a ring of 65536 ranks on a mesh of 65536 is 4294901760 transfers, at most 1048576 fit"
+    assert found.skipped == (("kv:ring.0", reason),)
+
+
 def changed(path: str, value: Any) -> dict[str, Any]:
     found = copy.deepcopy(nest())
     *way, last = path.split("/")

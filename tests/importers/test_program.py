@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from syncopate_jax.errors import FormatError, InputError
+from syncopate_jax.errors import FormatError, InputError, UnsupportedError
 from syncopate_jax.importers.program import ImportedCollective, ImportedProgram, Reader
 from syncopate_jax.ir import presets
 from syncopate_jax.ir.comm import OpDep
@@ -132,6 +132,14 @@ def test_names_of_plans_differ_and_origins_say_where_from() -> None:
     assert plans[0].origins == ("c line=7",)
     expanded = expand_collectives(plans[0])
     assert expanded.origins[0].endswith("for c line=7")
+
+
+def test_plans_that_would_be_too_long() -> None:
+    ranks = tuple(range(4096))
+    gather = make(**GATHER, num_ranks=4096, groups=(ranks,))
+    with pytest.raises(UnsupportedError, match="among 4096 ranks lists 16781312 transfers and goa"):
+        gather.plan()
+    assert make(num_ranks=4096, groups=(ranks,)).plan().num_ops == 4096
 
 
 def test_names_of_any_length() -> None:

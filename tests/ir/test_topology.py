@@ -232,6 +232,23 @@ def test_malformed_json_is_named(spoil: Callable[[dict[str, Any]], None], messag
         topology_json.from_dict(top)
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: presets.nodes(1000, 8), "nodes: number of ranks must be at most 4096, found 8000"),
+        (lambda: presets.torus(10**9, 10**9), "torus: number of ranks must be in 1..2147483647"),
+        (lambda: presets.ring(10**30), "ring: number of ranks must be in 1..2147483647, found 10"),
+        (lambda: presets.ring(2.5), "ring: number of ranks must be an integer, found 2.5"),
+        (lambda: presets.h200_nvlink(5000), "channel nvlink: number of ranks must be at most 4096"),
+        (lambda: presets.pcie_host(0), "channel host: number of ranks must be in 1.."),
+        (lambda: presets.preset("nodes:" + "9" * 5000 + "x1", 3), "write two counts, as in nodes:"),
+    ],
+)
+def test_topologies_that_fill_memory(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
 def test_files_that_are_not_topologies(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     for text, message in [

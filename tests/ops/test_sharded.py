@@ -241,3 +241,77 @@ def test_wrong_arguments() -> None:
         pytest.raises(UnsupportedError, match="backend 'remote_dma' is interpreted on the CPU"),
     ):
         matmul(x, w, backend="remote_dma")
+
+
+@pytest.mark.parametrize("kind", [EXPLICIT, AUTO])
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (P("v"), "has 'v', which is no axis of the mesh; known: t, u"),
+        (P(3), "has 3, which is no axis of the mesh"),
+        (P("t", None, "u"), "is for 3 dimensions, the result has 2"),
+        (NamedSharding(mesh_of((2,), AUTO), P("t")), "is of mesh {'t': 2}, the operands are on"),
+    ],
+)
+def test_results_that_cannot_be_sharded_so(kind: AxisType, out: Any, message: str) -> None:
+    mesh = mesh_of((2, 2), kind)
+    x, w = arrays((8, 4), (4, 12))
+    with jax.set_mesh(mesh), pytest.raises(InputError, match=f"matmul: out_sharding .*{message}"):
+        matmul(placed(mesh, x, P("t")), w, out_sharding=out)
+
+
+def test_other_wrong_input() -> None:
+    x, w = arrays((8, 4), (4, 12))
+    with pytest.raises(InputError, match=r"but there is no mesh here; use jax\.set_mesh"):
+        matmul(x, w, out_sharding=P("t"))
+    with pytest.raises(InputError, match="x has 13 dimensions, at most 12 fit; reshape the lead"):
+        matmul(x.reshape((1,) * 11 + x.shape), w)
+    with (
+        jax.set_mesh(mesh_of((2,), AUTO)),
+        pytest.raises(InputError, match="no backend is called 'nope'"),
+    ):
+        matmul(x, w, backend="nope")
+
+
+def test_arrays_that_a_program_closes_over() -> None:
+    """Without a sharded argument, JAX gives the partitioner no mesh."""
+    mesh = mesh_of((2, 2), AUTO)
+    x, w = arrays((8, 4), (4, 12))
+    rows, columns = placed(mesh, x, P("t")), placed(mesh, w, P(None, "u"))
+    with jax.set_mesh(mesh):
+        np.testing.assert_array_equal(jax.jit(lambda: matmul(rows, columns))(), x @ w)
+
+
+@pytest.mark.parametrize("kind", [EXPLICIT, AUTO])
+def test_a_contraction_of_nothing(kind: AxisType) -> None:
+    mesh = mesh_of((2,), kind)
+    x, w = arrays((4, 0), (0, 6))
+    with jax.set_mesh(mesh):
+        args = placed(mesh, x, P("t")), placed(mesh, w, P())
+        np.testing.assert_array_equal(jax.jit(matmul)(*args), np.zeros((4, 6)))
+
+
+@pytest.mark.parametrize("kind", [EXPLICIT, AUTO])
+@pytest.mark.parametrize("in_axes", [(0, None), (None, 0), (0, 0)])
+def test_under_vmap(kind: AxisType, in_axes: tuple[int | None, int | None]) -> None:
+    mesh = mesh_of((2, 2), kind)
+    shapes = [
+        (3, *shape) if axis == 0 else shape
+        for axis, shape in zip(in_axes, ((8, 4), (4, 12)), strict=True)
+    ]
+    x, w = arrays(*shapes)
+    with jax.set_mesh(mesh):
+        rows = placed(mesh, x, P(*(None,) * (x.ndim - 2), "t"))
+        columns = placed(mesh, w, P(*(None,) * (w.ndim - 1), "u"))
+        over = jax.vmap(matmul, in_axes)
+
+        @jax.jit
+        def run(x: jax.Array, w: jax.Array) -> Any:
+            return over(x, w), jax.grad(lambda *a: (over(*a) ** 2).sum(), (0, 1))(x, w)
+
+        y, (dx, dw) = run(rows, columns)
+    wanted = x @ w
+    by_x, by_w = jax.grad(lambda x, w: ((x @ w) ** 2).sum(), (0, 1))(x, w)
+    np.testing.assert_array_equal(y, wanted)
+    np.testing.assert_array_equal(dx, by_x)
+    np.testing.assert_array_equal(dw, by_w)

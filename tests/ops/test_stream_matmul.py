@@ -99,8 +99,20 @@ def test_operands_that_do_not_fit_are_refused() -> None:
         stream_matmul(on_host(x), w, w_transposed=True)
     with pytest.raises(InputError, match="x is bfloat16 and w is float32; cast one"):
         stream_matmul(on_host(x), w.astype(jnp.float32))
-    with pytest.raises(InputError, match="chunks needs at least 1, found 0"):
+    with pytest.raises(InputError, match=r"chunks must be in 1\.\.2147483647, found 0"):
         stream_matmul(on_host(x), w, chunks=0)
+    for given, message in (
+        ({"chunks": 1.5}, "chunks must be an integer, found 1.5"),
+        ({"num_sms": 0}, "num_sms must be in 1..2147483647, found 0"),
+        ({"w_transposed": 3}, "w_transposed needs True or False, found 3"),
+        ({"config": 3}, "config needs the mosaic_gpu MatmulConfig or None, found 3"),
+        ({"preferred_element_type": "nope"}, "preferred_element_type is 'nope'; needs one of"),
+        ({"target": "tpu"}, "target needs 'mosaic_gpu' or 'triton', found 'tpu'"),
+    ):
+        with pytest.raises(InputError, match=f"stream_matmul: {message}"):
+            stream_matmul(on_host(x), w, **given)
+    with pytest.raises(InputError, match="stream_matmul: x must be an array, found list"):
+        stream_matmul([[1.0]], w)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="must live in host memory, found neither there; move it"):
         stream_matmul(x, w)
     with pytest.raises(InputError, match="must live in host memory, found both there"):
