@@ -112,13 +112,14 @@ def run(stage: Stage, found: results.Results, deadline: float) -> None:
             else:
                 found.add(stage.name, _left_out(task))
         ready_by = min(time.monotonic() + READY_SECONDS, deadline)
-        timer = threading.Timer(
-            max(ready_by - time.monotonic(), 0), lambda: [p.kill() for _, p in started if p.waits]
-        )
-        timer.start()
-        for _, process in started:
-            process.get_ready()
-        timer.cancel()
+        threads = [
+            threading.Thread(target=process.get_ready, args=(ready_by - time.monotonic(),))
+            for _, process in started
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         for task, process in started:
             _collect(stage, task, process, found, deadline)
 
@@ -186,13 +187,16 @@ class _Process:
                 process.kill()
                 popen.wait()
 
-    def get_ready(self) -> None:
-        """Returns once it is its turn that it waits for, or it has ended."""
+    def get_ready(self, seconds: float) -> None:
+        """Returns once it waits for its turn, or has ended; it is ended after ``seconds``."""
         assert self.popen.stdout is not None
+        timer = threading.Timer(max(seconds, 0), self.kill)
+        timer.start()
         for line in self.popen.stdout:
             if line.strip() == READY:
-                return
+                break
             self.early.append(line)
+        timer.cancel()
 
     def rows(self, seconds: float) -> Iterator[dict[str, Any]]:
         """Its rows; it is ended after ``seconds``."""

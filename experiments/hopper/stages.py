@@ -18,8 +18,8 @@ RANKS = (2, 3, 4, 8)
 SOAK, LATE_SOAK, LATE_US = 2000, 300, 200
 BRING, SEND = "all_gather_matmul", "matmul_all_reduce"
 AT_ONCE = 12  # of sixteen cores, for tasks that are not timed
-# Several processes share the GPU, so none may take most of its memory at once.
-SHARING = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+# Several processes share the GPU, so none may take most of its memory at once; nor all cores.
+SHARING = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OMP_NUM_THREADS": "2"}
 
 
 def _named(target: str, backend: str) -> tuple[str, ...]:

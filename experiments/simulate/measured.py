@@ -45,6 +45,7 @@ class Bare:
       ctas: that copied, 0 where none does.
       calls: of a timed block.
       seconds: measured, of one call.
+      in_a_row: exchanges of a link in one program, of which ``seconds`` is one.
     """
 
     file: str
@@ -54,6 +55,7 @@ class Bare:
     ctas: int
     calls: int
     seconds: float
+    in_a_row: int = 1
 
     def predicted(self, machine: Machine) -> float:
         """Seconds by the figures of ``machine``."""
@@ -85,7 +87,8 @@ class Bare:
             "ldst": (machine.load_store_cta_bandwidth, machine.load_store_bandwidth),
         }[self.what]
         device = machine.call_seconds + self.size / min(self.ctas * one, most)
-        return machine.timed(device, machine.host_exchange, self.calls)
+        busy = device * self.in_a_row
+        return machine.timed(busy, machine.host_exchange, self.calls) / self.in_a_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +147,8 @@ def read(files: Sequence[str] = FILES) -> tuple[list[Bare], list[Timed]]:
                 _read_speed(file, row, bare, timed)
             elif row["stage"] == "link" and row["by"] in COPIERS:
                 what, seconds = COPIERS[row["by"]], row["median_us"] * 1e-6
-                ctas = row.get("ctas", 0)
-                bare.append(Bare(file, what, None, row["bytes"], ctas, link.CALLS, seconds))
+                given = row["bytes"], row.get("ctas", 0), link.CALLS, seconds
+                bare.append(Bare(file, what, None, *given, in_a_row=row.get("in_a_row", 1)))
     return bare, timed
 
 

@@ -22,6 +22,8 @@ if kind == "turn":
     begun = time.time()
     time.sleep(0.2)
     processes.emit({"begun": begun, "done": time.time()})
+if kind == "slow":
+    time.sleep(60)
 if kind == "hang":
     processes.emit({"first": 1})
     print('{"cut": "sho', end="", flush=True)
@@ -57,6 +59,14 @@ def test_one_at_a_time_and_what_went_wrong(found: results.Results) -> None:
     assert (ended["0 turn"], ended["1 turn"]) == (0, 0)
     assert ended["2 fail"] == "ended with 1: no such thing"
     assert json.loads(found.path.read_text())["rows"] == found.rows
+
+
+def test_who_is_not_ready_in_time_costs_nobody_else(
+    found: results.Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "READY_SECONDS", 5)
+    processes.run(stage("slow", "turn"), found, time.monotonic() + 60)
+    assert ends(found)["0 slow"].startswith("out of its time") and ends(found)["1 turn"] == 0
 
 
 def test_a_task_is_ended_and_its_rows_kept(found: results.Results) -> None:
