@@ -241,7 +241,6 @@ def test_malformed_json_is_named(spoil: Callable[[dict[str, Any]], None], messag
         (lambda: presets.ring(2.5), "ring: number of ranks must be an integer, found 2.5"),
         (lambda: presets.h200_nvlink(5000), "channel nvlink: number of ranks must be at most 4096"),
         (lambda: presets.pcie_host(0), "channel host: number of ranks must be in 1.."),
-        (lambda: presets.preset("nodes:" + "9" * 5000 + "x1", 3), "write two counts, as in nodes:"),
     ],
 )
 def test_topologies_that_fill_memory(make: Callable[[], object], message: str) -> None:
