@@ -120,7 +120,9 @@ def test_snippets_run(tmp_path: Path) -> None:
     assert {page.stem for page, _ in parts} - {page.stem for page, _ in whole} == {"triton"}
     texts = [f"# {page.name}\n{block}" for page, block in whole]
     script = tmp_path / "snippets.py"
-    script.write_text("\n\n".join([texts[0], GIVEN, *texts[1:], "assert (y == s).all()"]))
+    script.write_text(
+        "\n\n".join([texts[0], GIVEN, *texts[1:], "assert (y.reshape(4, *x.shape) == s).all()"])
+    )
     environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environ.pop("XLA_FLAGS", None)
     found = subprocess.run(
