@@ -105,8 +105,14 @@ class MatmulConfig:
 
     @property
     def consumer_registers(self) -> int:
-        """Registers per thread of a compute warpgroup, in the hardware's steps of 8."""
-        return min((REGISTERS - self.producer_registers) // self.warpgroups, 256) // 8 * 8
+        """Registers per thread of a compute warpgroup, in the hardware's steps of 8.
+
+        A launch gives all warpgroups alike, in such steps too, and no more is ever given: to ask
+        for more would wait for ever.
+        """
+        all_warpgroups = self.warpgroups + 1
+        given = REGISTERS // all_warpgroups // 8 * 8 * all_warpgroups
+        return min((given - self.producer_registers) // self.warpgroups, 256) // 8 * 8
 
     def tiles(self, m: int, n: int) -> tuple[int, int]:
         """Cluster tiles along m and n that cover an [m, n] output."""

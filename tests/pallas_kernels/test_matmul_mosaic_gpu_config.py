@@ -34,6 +34,14 @@ def test_fit_says_what_two_stages_need():
         configs.MatmulConfig().fit(100000, BF16, BF16)
 
 
+@pytest.mark.parametrize(("kept", "expected"), [(24, 240), (32, 232), (40, 232), (56, 224)])
+def test_no_more_registers_are_asked_for_than_a_launch_has(kept: int, expected: int) -> None:
+    """Three warpgroups of 128 threads start with 168 each, 504 together."""
+    config = configs.MatmulConfig(producer_registers=kept)
+    assert config.consumer_registers == expected
+    assert 2 * expected + kept <= 504
+
+
 def test_workers_leave_out_sms_that_would_idle_in_the_last_wave():
     config = configs.MatmulConfig()
     assert config.workers(8192, 4096, sms=132) == 128
