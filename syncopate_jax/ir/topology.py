@@ -29,9 +29,6 @@ def check_ranks(where: str, ranks: int) -> None:
             f"of several, or fewer of them"
         )
 
-MAX_RANKS = 4096
-"""Of a topology from a file or of a preset: matrices of so many ranks squared fit in memory."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Channel:
