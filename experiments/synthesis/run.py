@@ -189,7 +189,7 @@ def table(rows: list[dict[str, Any]], part: str) -> str:
     for kind in KINDS:
         lines += ["", f"{kind}:", "", "| topology | " + " | ".join(map(str, shown)) + " |"]
         lines.append("|---" * (1 + len(shown)) + "|")
-        families = dict.fromkeys(row["family"] for row in rows)
+        families = dict.fromkeys(row["family"] for row in rows if row["part"] == part)
         for family in families:
             cells = []
             for ranks in shown:

@@ -15,7 +15,6 @@ from syncopate_jax.errors import InputError
 from syncopate_jax.ir import machine
 from syncopate_jax.ir.machine import Machine
 from syncopate_jax.ir.topology import (
-    MAX_RANKS,
     Channel,
     Topology,
     check_ranks,
@@ -190,19 +189,16 @@ BY_COUNTS: dict[str, Callable[..., Topology]] = {"nodes": nodes, "torus": torus}
 def preset(text: str, num_ranks: int) -> Topology:
     """The topology written as ``h200``, ``ring``, … or ``nodes:2x8``, ``torus:4x4``.
 
-    Raises InputError when the name is unknown, the counts are malformed, they do not give
-    ``num_ranks`` ranks, or these are more than ``MAX_RANKS``.
+    Raises InputError when the name is unknown, the counts are malformed, or they do not give
+    ``num_ranks`` ranks, or more than a topology may have.
     """
     name, _, counts = text.partition(":")
     if name in BY_RANKS and not counts:
-        _check_count(text, num_ranks)
         return BY_RANKS[name](num_ranks)
     if name not in BY_COUNTS:
         known = ", ".join((*sorted(BY_RANKS), *(f"{key}:AxB" for key in sorted(BY_COUNTS))))
         raise InputError(f"no topology preset is called {text!r}; known: {known}")
-    first, second = preset_counts(text)
-    _check_count(text, first * second)
-    found = BY_COUNTS[name](first, second)
+    found = BY_COUNTS[name](*preset_counts(text))
     if found.num_ranks != num_ranks:
         raise InputError(
             f"topology preset {text!r} has {found.num_ranks} ranks, the plan has {num_ranks}"
@@ -217,17 +213,9 @@ def preset_counts(text: str) -> tuple[int, int]:
     # No machine has a million ranks, and Python refuses to read numbers of thousands of digits.
     if len(parts) != 2 or not all(part.isdecimal() and len(part) < 7 for part in parts):
         raise InputError(
-            f"topology preset {text!r}: write two counts of up to 6 digits, as in {name}:2x8"
+            f"topology preset {text[:40]!r}: write two counts, as in {name}:2x8, of up to 6 digits"
         )
     return int(parts[0]), int(parts[1])
-
-
-def _check_count(text: str, ranks: int) -> None:
-    if ranks > MAX_RANKS:
-        raise InputError(
-            f"topology preset {text!r}: {ranks} ranks are asked for, a preset has at most "
-            f"{MAX_RANKS}"
-        )
 
 
 def _hopper(name: str, num_ranks: int, bandwidth: float, local: float) -> Topology:

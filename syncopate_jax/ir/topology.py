@@ -21,9 +21,6 @@ Number = float | int
 MAX_RANKS = 4096  # matrices of this many ranks squared must fit in memory
 
 
-MAX_RANKS = 4096  # matrices of this many ranks squared must fit in memory
-
-
 def check_ranks(where: str, ranks: int) -> None:
     """Raises InputError unless a topology may have that many ranks."""
     if integer(where, "number of ranks", ranks, 1) > MAX_RANKS:
@@ -31,10 +28,6 @@ def check_ranks(where: str, ranks: int) -> None:
             f"{where}: number of ranks must be at most {MAX_RANKS}, found {ranks}; take one node "
             f"of several, or fewer of them"
         )
-
-
-MAX_RANKS = 4096
-"""Of a topology from a file or of a preset: matrices of so many ranks squared fit in memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -43,10 +43,17 @@ def deliver(network: Network, blocks: Blocks, pull: bool = False) -> Sends:
     link = np.array([one for path in paths for one in path], np.int64)
     hop = np.arange(len(link)) - np.repeat(np.cumsum(length) - length, length)
     handed = np.flatnonzero(hop > 0)
-    turn = (blocks.dst - blocks.src) % network.num_ranks
-    turn = -turn % network.num_ranks if pull else turn
+    turn = (blocks.dst - blocks.src)[block]
+    # Over slow links peers are counted from the same place in their cluster, so that each rank of
+    # a node begins with another one.
+    level = network.levels()[link]
+    for one in range(1, int(level.max()) + 1):
+        slow = level == one
+        place = _places(network.clusters(one - 1))
+        turn[slow] = (place[blocks.dst] - place[blocks.src])[block][slow]
+    turn = (-turn if pull else turn) % network.num_ranks
     first = list(
-        zip((hop - length[block]).tolist(), turn[block].tolist(), strict=True)
+        zip((hop - length[block]).tolist(), turn.tolist(), strict=True)
     )  # hops to go, then nearest peers
     todo = Transfer(link, blocks.size[block], handed, handed - 1, first)
     start, landed = list_times(network, todo, pull)
@@ -55,6 +62,14 @@ def deliver(network: Network, blocks: Blocks, pull: bool = False) -> Sends:
     place[order] = np.arange(len(order))
     parent = np.where(hop > 0, place[np.arange(len(hop)) - 1], -1)[order]
     return Sends(block[order], link[order], start[order], landed[order], parent)
+
+
+def _places(label: Array) -> Array:
+    """[ranks] how many ranks before each have its label."""
+    order = np.argsort(label, kind="stable")
+    found = np.empty(len(label), np.int64)
+    found[order] = np.arange(len(label)) - np.searchsorted(label[order], label[order])
+    return found
 
 
 def choose_paths(network: Network, blocks: Blocks, pull: bool = False) -> list[tuple[int, ...]]:
