@@ -144,6 +144,8 @@ class _Parser:
         operands: tuple[str, ...] = ()
         if opcode == "parameter":
             given["ints"]["index"] = at.integers("(", ")")
+            if len(given["ints"]["index"]) != 1:
+                at.fail("the number of the parameter before this")
         elif opcode in LITERALS:
             at.balanced()
         else:

@@ -47,7 +47,7 @@ def joined(graph: HloGraph, op: HloOp, users: Users) -> tuple[Value, int] | None
         if any(reader is not user for reader, _ in readers):
             return None
         if user.opcode == "concatenate":
-            axis = user.ints.get("dimensions", (-1,))[0]
+            axis = (*user.ints.get("dimensions", ()), -1)[0]
             in_order = [place for _, place in readers] == list(range(len(user.operands)))
             if not in_order or not 0 <= axis < len(piece):
                 return None

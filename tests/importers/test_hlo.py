@@ -295,8 +295,9 @@ def test_an_exchange_of_slices_before_a_contraction() -> None:
         (USED, USED + "\n  z = f32[4,4] negate(a1)"),
         (USED, USED + "\n  z = f32[8,4] negate(c)"),
         ("  c = f32[8,4] concatenate(a0, a1), dimensions={0}", "  c = f32[8,4] pad(a0, a1)"),
+        ("dimensions={0}", "dimensions={}"),
     ],
-    ids=["other order", "one twice", "one array", "a part used", "the whole used", "no join"],
+    ids=["other order", "one twice", "one array", "a part used", "all used", "no join", "no axis"],
 )
 def test_an_exchange_that_no_contraction_takes_whole(old: str, new: str) -> None:
     text = OTHER + SLICES + SENT + JOINED + USED
@@ -344,6 +345,7 @@ MALFORMED = [
     (module("  r = f32[4,8 copy(p)"), "column 15: found 'copy', needs ','"),
     (module("  r = copy(p)"), "found ')', needs '['"),
     (module("  r = f32[4,-8] copy(p)"), "extents of 0 and more before this, found [4, -8]"),
+    (module("  r = f32[4,4] parameter()"), "needs the number of the parameter before this"),
     (module("  r = f32[4,4] dot(p, p, p)\n"), "needs two operands of the dot before this, found 3"),
     (module("  r = f32[4,8] copy"), "needs the operands in '(' and ')'"),
     (module("  r = f32[4,8] copy(p), metadata="), "needs a value"),
