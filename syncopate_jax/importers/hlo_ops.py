@@ -21,10 +21,11 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
-    """Element type and extents of one array."""
+    """Element type and extents of an array, and, if said, its dimensions from the fastest on."""
 
     dtype: str
     shape: tuple[int, ...]
+    layout: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ INT_LISTS = (
     "dimensions", "lhs_contracting_dims", "rhs_contracting_dims", "lhs_batch_dims",
     "rhs_batch_dims",
 )  # fmt: skip
-KEPT = ("sharding", "metadata", "frontend_attributes", "backend_config")
+KEPT = ("slice", "sharding", "metadata", "frontend_attributes", "backend_config")
 CALLS = ("to_apply", "calls", "body", "condition", "branch_computations", "true_computation",
          "false_computation", "called_computations")  # fmt: skip
 
@@ -144,6 +144,8 @@ class _Parser:
         operands: tuple[str, ...] = ()
         if opcode == "parameter":
             given["ints"]["index"] = at.integers("(", ")")
+            if len(given["ints"]["index"]) != 1:
+                at.fail("the number of the parameter before this")
         elif opcode in LITERALS:
             at.balanced()
         else:
@@ -236,11 +238,13 @@ class _Parser:
             at.skip("<=")  # an extent that may be less
             shape.append(at.integer("an extent or ']'"))
         # The layout; a brace on a line of its own opens a computation.
+        layout: tuple[int, ...] = ()
         if at.has("{") and at.text[at.token.at - 1] == "]":
-            at.balanced()
+            order = re.match(r"\{(\d{1,3}(?:,\d{1,3})*)", at.balanced())
+            layout = tuple(int(d) for d in order[1].split(",")) if order else ()
         if any(extent < 0 for extent in shape):
             at.fail(f"extents of 0 and more before this, found {shape}")
-        return [ArrayType(DTYPES.get(dtype, dtype), tuple(shape))]
+        return [ArrayType(DTYPES.get(dtype, dtype), tuple(shape), layout)]
 
     def _name(self, what: str) -> str:
         if self.at.token.kind != "word":

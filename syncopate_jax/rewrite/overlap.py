@@ -98,14 +98,15 @@ def overlap[**P, R](
 
     Looked for inside the ``jax.shard_map`` bodies of the traced program, through nested ``jit``,
     ``scan``, ``while``, ``cond`` and ``checkpoint``: ``all_gather`` or ``all_to_all`` whose result
-    one dot multiplies, and dots whose result goes into ``psum``, ``psum_scatter`` or
-    ``all_to_all``; casts, reshapes, transposes, activations and biases between the two are moved
-    to the other side where they commute. Outside ``shard_map``, on explicit mesh axes, a dot is
-    replaced whose sharded types imply a collective, together with a ``reshard`` of its operand.
-    ``fn`` may also be the body of a ``shard_map`` itself. Everything else runs as it was traced; so
-    do ``custom_jvp`` and ``custom_vjp`` functions, which have a gradient of their own. Values and
-    gradients are those of ``fn``; gradients go through the operators' own rules, so take
-    ``jax.grad`` of the overlapped function, not the other way around.
+    one dot multiplies, dots whose result goes into ``psum``, ``psum_scatter`` or ``all_to_all``,
+    and rings of ``ppermute`` around dots that do the same; casts, reshapes, transposes, activations
+    and biases between the two are moved to the other side where they commute. Outside
+    ``shard_map``, on explicit mesh axes, a dot is replaced whose sharded types imply a collective,
+    together with a ``reshard`` of its operand. ``fn`` may also be the body of a ``shard_map``
+    itself. Everything else runs as it was traced; so do ``custom_jvp`` and ``custom_vjp``
+    functions, which have a gradient of their own. Values and gradients are those of ``fn``.
+    ``jax.grad`` of the overlapped function goes through the operators' own rules; in a ``fn`` that
+    is a gradient, what JAX made of it is looked at.
 
     ::
 
@@ -130,6 +131,8 @@ def overlap[**P, R](
     """
     if not callable(fn):
         raise InputError(f"overlap: fn must be a function, found {type(fn).__name__}")
+    if not isinstance(auto_axes, bool):
+        raise InputError(f"overlap: auto_axes must be True or False, found {auto_axes!r}")
     if isinstance(fn, Overlapped):
         fn = fn.fn
     options = Options(backend=backend, target=target, split=split, tiles=tiles)

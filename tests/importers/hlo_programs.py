@@ -61,6 +61,17 @@ def experts() -> tuple[Any, ...]:
     return fn, jnp.ones((4, 16, 8)), jnp.ones((4, 8, 12))
 
 
+def exchanges() -> tuple[Any, ...]:
+    """All-to-all of what is multiplied, and of what was."""
+
+    def body(x: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        before = lax.all_to_all(x, "t", split_axis=1, concat_axis=0, tiled=True) @ w
+        return before, lax.all_to_all(x @ v, "t", split_axis=0, concat_axis=1, tiled=True)
+
+    fn = sharded(body, (P("t"), P(), P()), P("t"))
+    return fn, jnp.ones((16, 8)), jnp.ones((2, 12)), jnp.ones((8, 12))
+
+
 def reductions() -> tuple[Any, ...]:
     def loss(x: jax.Array, w: jax.Array) -> Any:
         y = lax.psum(x @ w, "t")
@@ -136,6 +147,7 @@ def partly_manual() -> tuple[Any, ...]:
 
 PROGRAMS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "megatron": megatron, "fsdp": fsdp, "ulysses": ulysses, "ring": ring, "experts": experts,
+    "exchanges": exchanges,
     "reductions": reductions, "partitioned": partitioned,
     "explicit": explicit, "explicit_gradient": explicit_gradient,
     "automatic": automatic, "partly_manual": partly_manual,

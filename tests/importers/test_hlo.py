@@ -193,6 +193,13 @@ GATHER = f"  g = f32[8,8] all-gather(p), dimensions={{0}}, {GROUPS}\n"
          "[all_gather lhs a over ranks + dot]"),
         ("  t = f32[8,2,4] bitcast(g)\n  u = f32[8,8] bitcast(t)\n  r = f32[8,8] dot(u, g2), "
          + DOT, "[all_gather lhs b over ranks + dot]"),
+        ("  t = f32[4,2,8] bitcast(g)\n  r = f32[4,2,8] dot(t, g2), lhs_contracting_dims={2}, "
+         "rhs_contracting_dims={0}", "[all_gather lhs b over ranks + dot]"),
+        ("  t = f32[64] reshape(g)\n  u = f32[8,8] reshape(t)\n  r = f32[8,8] dot(u, g2), " + DOT,
+         "[all_gather lhs b over ranks + dot]"),
+        # In memory as it was, so that rows are columns.
+        ("  t = f32[8,8]{0,1} copy(g)\n  u = f32[8,8]{1,0} bitcast(t)\n  r = f32[8,8] dot(u, g2), "
+         + DOT, "[all_gather lhs a over ranks + dot]"),
     ],
 )  # fmt: skip
 def test_a_gather_before_a_contraction(between: str, wanted: str) -> None:
@@ -218,9 +225,9 @@ def test_a_gather_of_several_arrays_before_a_contraction() -> None:
     [
         "  r = f32[8,8] dot(g, g2), " + DOT + "\n  s = f32[8,8] add(g, g2)",
         "  s = f32[8,8] add(g, g2)\n  r = f32[8,8] dot(s, g2), " + DOT,
-        "  t = f32[4,2,8] bitcast(g)\n  r = f32[4,2,8] dot(t, g2), lhs_contracting_dims={2}, "
-        "rhs_contracting_dims={0}",
-        "  t = f32[64] reshape(g)\n  u = f32[8,8] reshape(t)\n  r = f32[8,8] dot(u, g2), " + DOT,
+        "  t = f32[2,4,8] reshape(g)\n  u = f32[4,2,8] transpose(t), dimensions={1,0,2}\n"
+        "  v = f32[8,8] reshape(u)\n  r = f32[8,8] dot(v, g2), " + DOT,
+        "  t = f32[64] reshape(g)\n  u = f32[5,13] reshape(t)\n  r = f32[5,8] dot(u, g2), " + DOT,
         "  ROOT r = f32[8,8] copy(g)",
         "  t = f32[8,4] copy(g)\n  r = f32[8,8] dot(t, g2), " + DOT,
         "  t = f32[8,8] transpose(g), dimensions={0,0}\n  r = f32[8,8] dot(t, g2), " + DOT,
@@ -230,7 +237,7 @@ def test_a_gather_of_several_arrays_before_a_contraction() -> None:
                    *(f"  c{i} = f32[8,8] copy(c{i - 1})" for i in range(1, 70)),
                    "  r = f32[8,8] dot(c69, g2), " + DOT]),
     ],
-    ids=["used twice", "sum between", "dimension cut", "dimensions merged", "no contraction",
+    ids=["used twice", "sum between", "ranks not slowest", "no such reshape", "no contraction",
          "a copy of another shape", "no transposition", "a product of another shape",
          "no such dimension", "too far"],
 )  # fmt: skip
@@ -252,6 +259,78 @@ def test_a_contraction_before_a_reduction() -> None:
     assert pair(twice) == ""
 
 
+# An all-to-all of one array a member, next to a contraction
+
+OTHER = "  w = f32[4,6] constant({...})\n"
+PAIR = "channel_id=1, replica_groups={{0,1},{2,3}}"
+SLICES = (
+    "  s0 = f32[4,4] slice(p), slice={[0:4], [0:4]}\n"
+    "  s1 = f32[4,4] slice(p), slice={[0:4], [4:8]}\n"
+)
+SENT = (
+    f"  a = (f32[4,4], f32[4,4]) all-to-all(s0, s1), {PAIR}\n"
+    "  a0 = f32[4,4] get-tuple-element(a), index=0\n"
+    "  a1 = f32[4,4] get-tuple-element(a), index=1\n"
+)
+JOINED = "  c = f32[8,4] concatenate(a0, a1), dimensions={0}\n"
+USED = f"  r = f32[8,6] dot(c, w), {DOT}"
+
+
+def test_an_exchange_of_slices_before_a_contraction() -> None:
+    wanted = "all_to_all_matmul [all_to_all lhs b to a over ranks + dot]"
+    assert pair(OTHER + SLICES + SENT + JOINED + USED) == wanted
+    behind = (
+        "  c = f32[4,8] concatenate(a0, a1), dimensions={1}\n  d = f32[4,2,4] bitcast(c)\n"
+        "  e = f32[2,4,4] transpose(d), dimensions={1,0,2}\n  f = f32[8,4] bitcast(e)\n"
+    )
+    assert pair(OTHER + SLICES + SENT + behind + USED.replace("(c,", "(f,")) == wanted
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("concatenate(a0, a1)", "concatenate(a1, a0)"),
+        ("concatenate(a0, a1)", "concatenate(a0, a0)"),
+        ("index=1", "index=0"),
+        (USED, USED + "\n  z = f32[4,4] negate(a1)"),
+        (USED, USED + "\n  z = f32[8,4] negate(c)"),
+        ("  c = f32[8,4] concatenate(a0, a1), dimensions={0}", "  c = f32[8,4] pad(a0, a1)"),
+        ("dimensions={0}", "dimensions={}"),
+    ],
+    ids=["other order", "one twice", "one array", "a part used", "all used", "no join", "no axis"],
+)
+def test_an_exchange_that_no_contraction_takes_whole(old: str, new: str) -> None:
+    text = OTHER + SLICES + SENT + JOINED + USED
+    assert text.count(old) == 1
+    assert pair(text.replace(old, new)) == ""
+
+
+PRODUCT = "  w = f32[8,8] constant({...})\n  p2 = f32[4,8] dot(p, w), " + DOT + "\n"
+
+
+def test_a_contraction_before_an_exchange_of_slices() -> None:
+    text = PRODUCT + SLICES.replace("(p)", "(p2)") + SENT + JOINED
+    assert pair(text) == "matmul_all_to_all [all_to_all out b to c over ranks + dot]"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("all-to-all(s0, s1)", "all-to-all(s1, s0)"),
+        ("[0:4], [4:8]", "[0:4], [3:7]"),
+        ("[0:4], [4:8]", "[0:4], [0:4]"),
+        ("s1 = f32[4,4] slice(p2)", "s1 = f32[4,4] slice(p)"),
+        (JOINED, JOINED + "  z = f32[4,8] negate(p2)\n"),
+        (JOINED, JOINED + "  z = f32[4,4] negate(s1)\n"),
+    ],
+    ids=["other order", "overlapping", "one twice", "two arrays", "the whole used", "a part used"],
+)
+def test_slices_that_are_no_blocks_of_a_product(old: str, new: str) -> None:
+    text = PRODUCT + SLICES.replace("(p)", "(p2)") + SENT + JOINED
+    assert text.count(old) == 1
+    assert pair(text.replace(old, new)) == ""
+
+
 MALFORMED = [
     ("", "hlo: the file is empty"),
     ("HloModule", "hlo: line 1, column 10: found the end of the file, needs the module's name"),
@@ -266,6 +345,7 @@ MALFORMED = [
     (module("  r = f32[4,8 copy(p)"), "column 15: found 'copy', needs ','"),
     (module("  r = copy(p)"), "found ')', needs '['"),
     (module("  r = f32[4,-8] copy(p)"), "extents of 0 and more before this, found [4, -8]"),
+    (module("  r = f32[4,4] parameter()"), "needs the number of the parameter before this"),
     (module("  r = f32[4,4] dot(p, p, p)\n"), "needs two operands of the dot before this, found 3"),
     (module("  r = f32[4,8] copy"), "needs the operands in '(' and ')'"),
     (module("  r = f32[4,8] copy(p), metadata="), "needs a value"),

@@ -35,6 +35,7 @@ OPERATORS = {
     "megatron": {"all_gather_matmul": 2, "matmul_reduce_scatter": 2},
     "fsdp": {"all_gather_matmul": 2},
     "experts": {"all_to_all_matmul": 1},
+    "exchanges": {"all_to_all_matmul": 1, "matmul_all_to_all": 1},
 }
 DEAR = ("explicit_gradient",)
 
@@ -70,11 +71,34 @@ def test_every_collective_is_found(name: str, form: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), [("megatron", 0), ("megatron", 1), ("fsdp", 0), ("fsdp", 1), ("experts", 1)]
+    ("name", "form"),
+    [
+        ("megatron", 0),
+        ("megatron", 1),
+        ("fsdp", 0),
+        ("fsdp", 1),
+        ("experts", 0),
+        ("experts", 1),
+        ("exchanges", 0),
+        ("exchanges", 1),
+    ],
 )
 def test_what_is_one_operator(name: str, form: int) -> None:
     found = Counter(one.operator for one in program(name, form).collectives if one.operator)
     assert found == OPERATORS[name], str(program(name, form))
+
+
+def test_exchanges_are_the_same_pairs_in_both_forms() -> None:
+    """XLA makes slices, a tuple and a join of an all-to-all; found again is what was written."""
+    pairs = [{str(one.pair) for one in program("exchanges", form).collectives} for form in (0, 1)]
+    assert (
+        pairs[0]
+        == pairs[1]
+        == {
+            "[all_to_all lhs b to a over ranks + dot]",
+            "[all_to_all out c to b over ranks + dot]",
+        }
+    )
 
 
 def test_the_partitioner_s_collectives_are_those_its_shardings_imply() -> None:

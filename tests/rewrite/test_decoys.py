@@ -275,5 +275,7 @@ def test_arrays_of_one_sum_are_looked_at_one_by_one() -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(InputError, match="overlap: fn must be a function, found int"):
         overlap(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="overlap: auto_axes must be True or False, found 't'"):
+        overlap(jnp.sin, auto_axes="t")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no backend is called 'tin'"):
         overlap(jnp.sin, backend="tin")

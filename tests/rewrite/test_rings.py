@@ -300,6 +300,15 @@ def test_what_goes_around_is_kept_for_others(body: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
+def test_a_fused_kernel_keeps_what_goes_around() -> None:
+    fn = jax.shard_map(
+        used_elsewhere, mesh=mesh_of(RANKS), in_specs=(ROWS, COLUMNS), out_specs=COLUMNS
+    )
+    report = same(fn, *arrays(), tolerance=1e-4, backend="remote_dma")
+    assert (kinds(report), reasons(report)) == (["all_gather"], [])
+
+
+@pytest.mark.slow
 def test_two_rings_of_one_array_gather_it_once() -> None:
     def body(x: Array, w: Array) -> Array:
         return gather_rows(x, w) + gather_rows_in_a_loop(x, w * 2)
