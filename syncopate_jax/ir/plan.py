@@ -155,10 +155,13 @@ class Plan:
         if len(set(self.channels)) != len(self.channels):
             raise InputError(f"plan {self.name}: channels repeat: {list(self.channels)}")
         known = set(names)
-        items: tuple[Region | Goal, ...] = (*self.initial, *self.goals)
-        for item in items:
-            if item.tensor not in known:
-                raise InputError(f"plan {self.name}: {item} names no tensor of {sorted(known)}")
+        for what, items in (("initial data", self.initial), ("goal", self.goals)):
+            for item in items:
+                if item.tensor not in known:
+                    raise InputError(
+                        f"plan {self.name}: {what} {item.tensor}{item.box} of rank {item.rank} "
+                        f"names no tensor of {sorted(known)}"
+                    )
         widest = max((len(tensor.shape) for tensor in self.tensors), default=0)
         if self.columns.n and self.columns.ndim < widest:
             raise InputError(

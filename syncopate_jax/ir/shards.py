@@ -12,6 +12,7 @@ from syncopate_jax.ir.arguments import axis_of, extents, integer
 from syncopate_jax.ir.chunk import Box, split_points
 
 Array = np.ndarray
+MAX_PIECES = 2**20  # of all shards together: plans list a transfer for each, and most rank by rank
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +89,12 @@ def cut_shards(
     sizes = _sizes(where, ranks, whole, axis, shards, called[1])
     parts = integer(where, "split", split, 1)
     along = axis if split_axis is None else axis_of(where, "split_axis", split_axis, whole)
+    pieces = ranks * max(1, min(parts, max(sizes) if along == axis else whole[along]))
+    if pieces > MAX_PIECES:
+        raise InputError(
+            f"{where}: split {parts} makes {pieces} pieces of the shards of {ranks} ranks, at most "
+            f"{MAX_PIECES} fit; use a smaller split"
+        )
     start = np.cumsum((0, *sizes))
     lo = np.zeros((ranks, len(whole)), np.int64)
     hi = np.tile(np.array(whole, np.int64), (ranks, 1))

@@ -126,9 +126,9 @@ def test_tensor_refuses(wrong: dict[str, Any], message: str) -> None:
         ({"channels": ("nic", "nic")}, r"plan p: channels repeat: \['nic', 'nic'\]"),
         (
             {"initial": (Region(0, "z", X.box),)},
-            r"plan p: Region.* names no tensor of \['x'",
+            r"plan p: initial data z\[.*\] of rank 0 names no tensor of \['x'",
         ),
-        ({"goals": (Goal(0, "z", X.box),)}, r"plan p: Goal.* names no tensor of"),
+        ({"goals": (Goal(0, "z", X.box),)}, r"plan p: goal z\[.*\] of rank 0 names no tensor of"),
         ({"tensors": (X, Tensor("y", (1, 1, 1)))}, "boxes have 2 dimensions, a tensor has 3"),
     ],
 )

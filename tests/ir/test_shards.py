@@ -62,6 +62,13 @@ def test_arguments_name_what_is_wrong() -> None:
         one_of("t", "kind", "c", ("a", "b"))
 
 
+def test_more_pieces_than_fit() -> None:
+    message = "t: split 16385 makes 1048640 pieces of the shards of 64 ranks, at most 1048576 fit"
+    with pytest.raises(InputError, match=message):
+        cut_shards("t", 64, (2**30, 4), 0, None, 2**14 + 1)
+    assert cut_shards("t", 64, (2**10, 4), 0, None, 10**9).num_pieces == 16
+
+
 def test_origin_leaves_out_none_and_shortens_long_tuples() -> None:
     assert origin_text("f", a=1, b=None, c=(1, 2)) == "f(a=1, c=(1, 2))"
     assert origin_text("f", a=tuple(range(20))) == "f(a=(0, 1, 2, … 20 in all))"
