@@ -78,13 +78,18 @@ class Stage:
     together: int = 1
 
     def using(
-        self, *arguments: str, environment: Mapping[str, str] | None = None, together: int = 0
+        self,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        together: int = 0,
+        slower: float = 1,
     ) -> Stage:
-        """The stage with more arguments and variables for every task."""
+        """The stage with more arguments, variables and ``slower`` times the time for every task."""
         tasks = tuple(
             replace(
                 task,
                 arguments=(*task.arguments, *arguments),
+                seconds=task.seconds * slower,
                 environment={**task.environment, **(environment or {})},
             )
             for task in self.tasks

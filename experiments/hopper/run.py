@@ -23,6 +23,7 @@ from experiments.common import processes, results
 from experiments.hopper import stages
 
 SIMULATED = {"JAX_PLATFORMS": "cpu"}
+SLOWER = 10  # a few cores are than sixteen and a GPU: dry runs are not to be cut short
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -72,11 +73,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     for name in names:
         stage = processes.without(known[name], done)
         if args.lower:
-            stage = stage.using("--lower", environment=SIMULATED, together=2)
+            stage = stage.using("--lower", environment=SIMULATED, together=2, slower=SLOWER)
         elif args.tiny:
             if name in stages.NEEDS_GPU:
                 continue
-            stage = stages.tiny(stage).using(environment=SIMULATED)
+            stage = stages.tiny(stage).using(environment=SIMULATED, slower=SLOWER)
         processes.run(stage, found, deadline)
     add_figures(found)
     return found.head

@@ -190,7 +190,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         if stage.name in args.stages:
             stage = processes.without(stage, have)
             if args.lower:
-                stage = stage.using("--lower", together=2)
+                stage = stage.using("--lower", together=2, slower=10)
             if args.lower or args.tiny:
                 devices = f"--xla_force_host_platform_device_count={args.ranks}"
                 cpu = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": devices}

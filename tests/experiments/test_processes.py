@@ -80,6 +80,11 @@ def test_nothing_begins_after_the_end(found: results.Results) -> None:
     assert set(ends(found).values()) == {"left out: out of time"}
 
 
+def test_a_dry_run_has_more_time() -> None:
+    (task,) = stage("turn", seconds=3).using("--tiny", environment={"A": "b"}, slower=10).tasks
+    assert (task.arguments, task.environment, task.seconds) == (("turn", "--tiny"), {"A": "b"}, 30)
+
+
 def test_what_is_done_is_left_out() -> None:
     rows = [
         {"stage": "s", "task": "0 turn", "ended": 0},
