@@ -10,7 +10,7 @@ from syncopate_jax.errors import InputError
 from syncopate_jax.ir import presets
 from syncopate_jax.ir.comm import COLLECTIVES
 from syncopate_jax.ir.topology import Topology
-from syncopate_jax.synthesis.dispatch import Blocks, choose_paths
+from syncopate_jax.synthesis.dispatch import Blocks, choose_paths, deliver
 from syncopate_jax.synthesis.draft import draft
 from syncopate_jax.synthesis.known import known_plans
 from syncopate_jax.synthesis.listing import Transfer, list_times
@@ -92,6 +92,14 @@ def test_opposite_blocks_of_a_ring_go_both_ways() -> None:
     assert {len(path) for path in paths} == {2}
     load = np.bincount([int(net.src[link]) for path in paths for link in path])
     assert load.tolist() == [2, 2, 2, 2]
+
+
+def test_ranks_of_a_node_begin_with_different_peers_over_slow_links() -> None:
+    net = network(presets.nodes(2, 40))
+    src, dst = (side.reshape(-1) for side in np.meshgrid(np.arange(40), np.arange(40, 80)))
+    sends = deliver(net, Blocks(src, dst, np.full(1600, 1e6)))
+    # Every adapter is busy all the time: 40 blocks of 2 + 20 us, and a latency of 5.
+    assert sends.seconds == pytest.approx(40 * 22e-6 + 5e-6)
 
 
 def test_what_is_held_back_waits_for_a_landing() -> None:
