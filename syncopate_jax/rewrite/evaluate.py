@@ -32,7 +32,7 @@ from syncopate_jax.rewrite.typed_dots import (
 )
 from syncopate_jax.runtime import custom_call
 
-OPAQUE = ("custom_jvp_call", "custom_vjp_call")
+OPAQUE = ("custom_jvp_call", "custom_vjp_call", "custom_linear_solve")
 """Calls with a gradient rule of their own, which a change inside would leave behind."""
 
 Function = Callable[..., list[Any]]

@@ -172,6 +172,23 @@ def test_side_effects_happen_once_a_device() -> None:
     assert kinds(overlap(fn).report(X, W)) == ["all_gather"]
 
 
+def test_linear_solves_are_left_alone() -> None:
+    def body(x: jax.Array, w: jax.Array) -> jax.Array:
+        def twice(v: jax.Array) -> jax.Array:
+            return 2 * v + 0 * lax.psum(x @ (w @ v), "t")
+
+        right = lax.psum(x @ w, "t")
+        return lax.custom_linear_solve(twice, right, lambda _, b: b / 2, symmetric=True)
+
+    halves = (P(None, "t"), P("t"))
+    fn = jax.shard_map(body, mesh=mesh_of(2), in_specs=halves, out_specs=P(), check_vma=False)
+    square = W @ W.T
+    close(jax.jit(overlap(fn))(square, square), square @ square / 2)
+    report = overlap(fn).report(square, square)
+    assert kinds(report) == ["all_reduce"]
+    assert "inside a custom_linear_solve, whose gradient is" in report.left[0].reason
+
+
 def test_methods_and_partials() -> None:
     class Model:
         scale = 2.0
