@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from syncopate_jax import ops
 from syncopate_jax.ops import auto_axes, explicit_axes, kept
 from syncopate_jax.ops.contraction import contract
 from syncopate_jax.ops.derived import contraction_of
@@ -32,8 +34,9 @@ from syncopate_jax.rewrite.typed_dots import (
 )
 from syncopate_jax.runtime import custom_call
 
-OPAQUE = ("custom_jvp_call", "custom_vjp_call", "custom_linear_solve")
+OPAQUE = ("custom_jvp_call", "custom_linear_solve")
 """Calls with a gradient rule of their own, which a change inside would leave behind."""
+OWN_FILES = str(Path(ops.__file__).parent)
 
 Function = Callable[..., list[Any]]
 Known = dict[Value, Any]
@@ -178,10 +181,13 @@ class Rewriter:
     def _enter(self, node: Node, place: Place | None) -> Function | None:
         """An operation whose bodies were rewritten; None if nothing in them was replaced."""
         if node.name in OPAQUE:
-            self._leave(node, place)
+            reason = f"it is inside a {node.name}, whose gradient is a rule of its own"
+            self._leave(node, place, reason)
             return None
         if node.name == "shard_map":
             return self._shard_map(node)
+        if node.name == "custom_vjp_call":
+            return self._custom_vjp(node, place)
         runs = {
             name: [(self.rewrite(jaxpr, place), jaxpr) for jaxpr in jaxprs]
             for name, jaxprs in graphs.bodies(node).items()
@@ -207,15 +213,35 @@ class Rewriter:
             self.traced[jaxpr] = graphs.retrace(run, jaxpr)
         return self.traced[jaxpr]
 
-    def _leave(self, node: Node, place: Place | None) -> None:
+    def _custom_vjp(self, node: Node, place: Place | None) -> Function | None:
+        """The function and its forward rule rewritten; its backward rule runs as it was written."""
+        jaxpr = node.params["call_jaxpr"]
+        if jaxpr.debug_info.func_filename.startswith(OWN_FILES):
+            self._leave(node, place, "it is inside an operator of this package")
+            return None
+        run = self.rewrite(jaxpr, place)
+        if run is None:
+            return None
+
+        def forward(jaxpr: Any) -> Any:
+            again = Rewriter(self.options, self.auto_axes)  # the account is the function's
+            run = again.rewrite(jaxpr, place)
+            return jaxpr if run is None else graphs.retrace(run, jaxpr)
+
+        def bind(*args: Any) -> list[Any]:
+            rule = graphs.changed_forward_rule(node, forward)
+            return node.bind(args, {"call_jaxpr": self._retrace(run, jaxpr, place), **rule})
+
+        return bind
+
+    def _leave(self, node: Node, place: Place | None, reason: str) -> None:
         """Accounts for the collectives inside a call that is not entered."""
-        reason = f"it is inside a {node.name}, whose gradient is a rule of its own"
         for jaxprs in graphs.bodies(node).values():
             for jaxpr in jaxprs:
                 for found in graphs.read(jaxpr, inline=True).nodes:
                     if place is not None and found.name in COLLECTIVES:
                         self.left.append(Left(found.name, reason, found.source))
-                    self._leave(found, place)
+                    self._leave(found, place, reason)
 
     def _shard_map(self, node: Node) -> Function | None:
         params = node.params

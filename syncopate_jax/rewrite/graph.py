@@ -3,8 +3,9 @@
 Private parts of JAX in use, read at 0.11.2 and 0.12.0.1, all of them in this file: the source
 lines and name stack of an equation (``source_info_util``), the effect of talking along a mesh axis
 (``core.NamedAxisEffect``) and the context that an equation was
-traced in (``JaxprEqn.ctx``), which ``jax.extend.core`` shows but does not let one restore, and
-``ft_in`` of a ``scan``, the tree of its arguments.
+traced in (``JaxprEqn.ctx``), which ``jax.extend.core`` shows but does not let one restore,
+``ft_in`` of a ``scan``, the tree of its arguments, and ``fwd_jaxpr_thunk`` of a
+``custom_vjp_call``, its forward rule.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import jax
 from jax._src import core as jax_core
 from jax._src import source_info_util as jax_source
 from jax.extend import core as extend_core
+from jax.extend import linear_util
 
 COLLECTIVES = (
     "all_gather",
@@ -198,6 +200,27 @@ def scan_arguments(node: Node) -> tuple[int, int]:
 def retrace(fn: Callable[..., list[Any]], jaxpr: Any) -> Any:
     """``fn`` as a jaxpr that can stand where ``jaxpr`` stood."""
     return jax.make_jaxpr(fn)(*jaxpr.in_avals)
+
+
+def changed_forward_rule(node: Node, change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A ``custom_vjp_call``'s parameters that make ``change`` of its forward rule's jaxpr.
+
+    The rule is traced when the call is differentiated, for the arguments that take part in that.
+    """
+    honest = node.params["fwd_jaxpr_thunk"]
+
+    def rule(*taking_part: bool) -> tuple[Any, Any]:
+        jaxpr, constants = honest.call_wrapped(*taking_part)
+        avals = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
+
+        def run(*args: Any) -> list[Any]:
+            found: list[Any] = jax_core.eval_jaxpr(jaxpr, constants, *args)
+            return found
+
+        changed = change(jax.make_jaxpr(run)(*avals[len(constants) :]))
+        return changed, changed.consts
+
+    return {"fwd_jaxpr_thunk": linear_util.wrap_init(rule, debug_info=honest.debug_info)}
 
 
 def varying(value: Value) -> frozenset[str]:

@@ -97,16 +97,16 @@ def overlap[**P, R](
     """``fn`` with each collective beside a dot replaced by one fused operator.
 
     Looked for inside the ``jax.shard_map`` bodies of the traced program, through nested ``jit``,
-    ``scan``, ``while``, ``cond`` and ``checkpoint``: ``all_gather`` or ``all_to_all`` whose result
-    one dot multiplies, dots whose result goes into ``psum``, ``psum_scatter`` or ``all_to_all``,
-    and rings of ``ppermute`` around dots that do the same; casts, reshapes, transposes, activations
-    and biases between the two are moved to the other side where they commute. Outside
-    ``shard_map``, on explicit mesh axes, a dot is replaced whose sharded types imply a collective,
-    together with a ``reshard`` of its operand. ``fn`` may also be the body of a ``shard_map``
-    itself. Everything else runs as it was traced; so do ``custom_jvp`` and ``custom_vjp``
-    functions, which have a gradient of their own. Values and gradients are those of ``fn``.
-    ``jax.grad`` of the overlapped function goes through the operators' own rules; in a ``fn`` that
-    is a gradient, what JAX made of it is looked at.
+    ``scan``, ``while``, ``cond``, ``checkpoint`` and ``custom_vjp`` (the function and its forward
+    rule): ``all_gather`` or ``all_to_all`` whose result one dot multiplies, dots whose result goes
+    into ``psum``, ``psum_scatter`` or ``all_to_all``, and rings of ``ppermute`` around dots that do
+    the same; casts, reshapes, transposes, activations and biases between the two are moved to the
+    other side where they commute. Outside ``shard_map``, on explicit mesh axes, a dot is replaced
+    whose sharded types imply a collective, together with a ``reshard`` of its operand. ``fn`` may
+    also be the body of a ``shard_map`` itself. Everything else runs as it was traced; so do
+    ``custom_jvp`` functions and the backward rules of ``custom_vjp``. Values and gradients are
+    those of ``fn``. ``jax.grad`` of the overlapped function goes through the operators' own rules;
+    in a ``fn`` that is a gradient, what JAX made of it is looked at.
 
     ::
 

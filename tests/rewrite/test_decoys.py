@@ -113,11 +113,11 @@ def largest(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def own_gradient(x: jax.Array, w: jax.Array) -> jax.Array:
-    @jax.custom_vjp
+    @jax.custom_jvp
     def product(x: jax.Array, w: jax.Array) -> jax.Array:
         return gather(x) @ w
 
-    product.defvjp(lambda x, w: (product(x, w), (x, w)), lambda r, ct: (r[0] * ct.sum(), r[1]))
+    product.defjvp(lambda given, dots: (product(*given), 2 * product(dots[0], given[1])))
     return product(x, w)
 
 
@@ -145,7 +145,7 @@ DECOYS: dict[Callable[..., Any], str] = {
     "made of the result too",
     permuted: "it is no part of a ring that gathers or sums one product",
     largest: "no operator does a pmax",
-    own_gradient: "it is inside a custom_vjp_call, whose gradient is a rule of its own",
+    own_gradient: "it is inside a custom_jvp_call, whose gradient is a rule of its own",
 }
 
 
