@@ -182,7 +182,7 @@ def build(
     options: Options,
 ) -> tuple[Operator, Blocked]:
     """The operator of a blocked contraction, and the layout of its operands; memoised."""
-    target = options.target or "tpu"
+    target = options.target or usual_target(options.backend)
     layout, kernel, plan = prepare(kind, layout, dtype, out_dtype, options, target=target)
     operator = compiler.compile(
         kernel,
@@ -195,6 +195,11 @@ def build(
         launch=options.launched,
     )
     return operator, layout
+
+
+def usual_target(backend: str) -> str:
+    """What the kernels of a backend are usually written in."""
+    return "tpu" if backend == "auto" else str(backends.get(backend).targets[0])
 
 
 def prepare(

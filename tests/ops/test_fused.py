@@ -1,4 +1,4 @@
-"""What is prepared for every target where partial results are added on their way."""
+"""What is prepared for every target, and which target that is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 from syncopate_jax.ops import fused
 from syncopate_jax.ops.blocked import block
 from syncopate_jax.ops.spec import Contraction
-from syncopate_jax.options import Options
+from syncopate_jax.options import Launch, Options
+from syncopate_jax.registry import operators
 
 SCATTER = Contraction("bmk", "kn", "bmn", "reduce_scatter", "out", scatter="m")
 
@@ -26,3 +27,14 @@ def test_sums_on_the_way_are_float32(target: str, template: str, held: str) -> N
     )
     assert {tensor.dtype for tensor in plan.tensors} == {held}
     assert [str(out.dtype) for out in kernel.out_shape] == [held]
+
+
+@pytest.mark.parametrize(
+    "backend,target",
+    [("remote_dma", "tpu"), ("tma_dedicated", "mosaic_gpu"), ("copy_engine", "mosaic_gpu")],
+)
+def test_a_backend_names_its_target(backend: str, target: str) -> None:
+    options = Options(backend=backend, launch=Launch(sms=132))
+    layout = block(operators.get("all_gather_matmul"), (1, 512, 512), (512, 512), 2)
+    operator, _ = fused.build("all_gather", layout, "bfloat16", "bfloat16", ("t",), options)
+    assert (operator.target, operator.backend.name) == (target, backend)
