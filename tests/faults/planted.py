@@ -28,9 +28,13 @@ def planted(fault: Fault) -> Iterator[list[bool]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dma_tables, "sequence", broken)
-        # Works that were laid out before are laid out anew, and again once the fault is gone.
-        patch.setattr(dma_tables, "_made", weakref.WeakKeyDictionary())
+        _forget(patch)
         yield done
+
+
+def _forget(patch: pytest.MonkeyPatch) -> None:
+    """Works that were laid out before are laid out anew, and again once the fault is gone."""
+    patch.setattr(dma_tables, "_made", weakref.WeakKeyDictionary())
 
 
 def _remote(schedule: Schedule, row: int) -> bool:
@@ -109,4 +113,5 @@ def wrong_arrival_number() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dma_tables.Coder, "_encode", encode)
+        _forget(patch)
         yield
