@@ -24,7 +24,8 @@ class Launch:
       watchdog_us: for development: a wait that takes longer, in microseconds, is given up, and the
         call raises an error that names it; 0: waits are never given up.
       late_us: for development: every rank, and every CTA of it, begins up to so many microseconds
-        late, drawn anew in each launch, so that ranks meet in other orders than they usually do.
+        late (a CTA up to a quarter more), drawn anew in each launch, so that ranks meet in other
+        orders than they usually do.
       folded: all ranks run in one launch on one device, which they share.
     """
 

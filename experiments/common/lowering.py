@@ -38,7 +38,7 @@ def lowered(name: str, fn: Callable[..., Any], shapes: Sequence[Any]) -> dict[st
             jitted: Any = fn if hasattr(fn, "trace") else jax.jit(fn)
             text = jitted.trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
     except UnsupportedError as error:
-        return row | {"refused": str(error).splitlines()[-1][:300]}
+        return row | {"refused": str(error)[-300:]}
     except Exception as error:
         return row | {"lowers": False, "failed": f"{type(error).__name__}: {error}"[:300]}
     kernels = text.count("custom_call @mosaic_gpu") + text.count("custom_call @triton_kernel_call")

@@ -38,7 +38,11 @@ def emit(row: Mapping[str, Any]) -> None:
 
 def read(line: str) -> dict[str, Any] | None:
     """The row that a line of a task's output is; None for other words, and for a line cut short."""
-    return json.loads(line) if line.startswith('{"') and line.endswith("}\n") else None
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return row if isinstance(row, dict) and line.endswith("\n") else None
 
 
 def wait_turn() -> None:
@@ -219,9 +223,9 @@ class _Process:
         timer.cancel()
 
     def kill(self) -> None:
-        """Ends it and what it has started."""
-        if self.popen.poll() is None:
-            self.killed = True
+        """Ends it and what it has started, which may live on and hold its output."""
+        self.killed |= self.popen.poll() is None
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
 
     def end(self) -> str | int:

@@ -24,7 +24,7 @@ from experiments.two_gpus.problems import Problem
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.ir import machine
 from syncopate_jax.ir.machine import Machine
-from syncopate_jax.ops.on_machine import Call, predict_call
+from syncopate_jax.ops.on_machine import Predicted, predict_call
 from syncopate_jax.options import Launch, Options
 from syncopate_jax.registry import operators
 
@@ -41,7 +41,7 @@ SPLITS = (1, 4)
 CTAS = (4, 8, 16)
 
 
-def call(found: Machine, problem: Problem, ranks: int, options: Options) -> Call:
+def call(found: Machine, problem: Problem, ranks: int, options: Options) -> Predicted:
     """The predicted call of a problem."""
     operator = problem.operator
     x, w = ([*problem.mkn[i : i + 2]] for i in (0, 1))
@@ -137,7 +137,7 @@ def candidates(problem: Problem) -> Iterator[dict[str, Any]]:
 def on_more(found: Machine, problem: Problem, ranks: int) -> dict[str, Any]:
     """Predicted device times of a problem by every way there is, in microseconds."""
     ways, refused, why = [], [], ""
-    unfused: Call | None = None
+    unfused: Predicted | None = None
     for given in candidates(problem):
         options = {k: v for k, v in given.items() if k != "ctas"}
         launch = Launch(communicating=given.get("ctas"))

@@ -238,7 +238,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
             try:
                 pending.append((problem, row, pool.submit(fn.lower(*shapes).compile)))
             except SyncopateError as error:
-                rows.append(row | {"refused": str(error).splitlines()[-1][:300]})
+                rows.append(row | {"refused": str(error)[-300:]})
                 processes.emit(rows[-1])
         for problem, row, future in pending:
             try:

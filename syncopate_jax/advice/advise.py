@@ -11,10 +11,12 @@ from syncopate_jax.ir.arguments import integer
 from syncopate_jax.ir.plan import Plan, Tensor
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.ops.blocked import block
+from syncopate_jax.ops.exchange_plan import split_axis
 from syncopate_jax.ops.fused import prepare
 from syncopate_jax.ops.prediction import GPU_TILE, predict
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
+from syncopate_jax.passes.split_chunks import split_chunks
 from syncopate_jax.registry import templates
 from syncopate_jax.synthesis.network import make_network
 from syncopate_jax.synthesis.nodes import Nodes, nodes_of
@@ -234,12 +236,12 @@ def _usual(
     rhs: tuple[int, ...],
     topology: Topology,
     dtype: str,
-) -> tuple[Tensor, int]:
-    """What the operator exchanges, and along which dimension."""
+) -> tuple[Tensor, int, int]:
+    """What the operator exchanges, along which dimension, and which is cut into pieces."""
     given = block(spec, lhs, rhs, topology.num_ranks)
     layout, _, usual = prepare(spec.kind, given, dtype, dtype, Options(), largest=GPU_TILE)
     axis = layout.gather if spec.kind == "all_gather" else layout.scatter
-    return usual.tensors[0], axis
+    return usual.tensors[0], axis, split_axis(layout)
 
 
 def _synthesised(
@@ -251,16 +253,17 @@ def _synthesised(
     split: int,
 ) -> Plan:
     """The plan made for the topology that does what the operator's usual one does."""
-    tensor, axis = _usual(spec, lhs, rhs, topology, dtype)
-    return synthesize(
+    tensor, axis, cut = _usual(spec, lhs, rhs, topology, dtype)
+    plan = synthesize(
         spec.kind,
         topology,
         tensor.shape,
         dimension=axis,
         dtype=dtype,
-        chunks=split,
+        chunks=1,
         tensor=tensor.name,
     )
+    return split_chunks(plan, split, cut)
 
 
 def _hierarchical(
@@ -274,13 +277,14 @@ def _hierarchical(
     split: int,
 ) -> Plan:
     """The template over nodes that does what the operator's usual one does."""
-    tensor, axis = _usual(spec, lhs, rhs, topology, dtype)
+    tensor, axis, cut = _usual(spec, lhs, rhs, topology, dtype)
     made: Plan = templates.get(name)(
         topology.num_ranks,
         tensor.shape,
         nodes=nodes.sizes,
         axis=axis,
         split=split,
+        split_axis=cut,
         dtype=dtype,
         tensor=tensor.name,
         channel=nodes.inner,

@@ -20,7 +20,7 @@ from syncopate_jax.ir.topology import Topology
 from syncopate_jax.synthesis.synthesize import bound, synthesize
 
 MOST_RANKS = 1024
-"""Of the topologies for which plans are made here; 256 ranks take up to two minutes."""
+"""Of the topologies for which plans are made here; 256 ranks take about a minute."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

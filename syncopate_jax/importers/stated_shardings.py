@@ -40,10 +40,6 @@ class Sharding:
     def spec(self) -> PartitionSpec:
         return PartitionSpec(*self.entries)
 
-    def like(self, other: Sharding) -> bool:
-        """Whether both are over one mesh, by whatever name."""
-        return self.mesh == other.mesh
-
 
 class _Pending:
     """Of a value that a loop leads back to: what it is sharded as depends on itself alone."""

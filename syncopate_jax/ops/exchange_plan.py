@@ -149,14 +149,19 @@ def sublanes(dtype: str) -> int:
     return 8 * 4 // min(ITEM_SIZES[dtype], 4)
 
 
+def split_axis(layout: Blocked) -> int:
+    """The dimension along which chunks are cut into pieces."""
+    letters = layout.exchanged
+    return next(d for d, letter in enumerate(letters) if letter in matmul_tpu.MATRIX_LETTERS)
+
+
 def _split(kind: str, layout: Blocked, tiles: Mapping[str, int], wanted: int) -> tuple[int, int]:
     """The dimension to cut chunks along, and into how many pieces.
 
     Pieces that land beside a tile, to be added to it, must hold whole tiles.
     """
-    letters = layout.exchanged
-    axis = next(d for d, letter in enumerate(letters) if letter in matmul_tpu.MATRIX_LETTERS)
-    letter = letters[axis]
+    axis = split_axis(layout)
+    letter = layout.exchanged[axis]
     if kind in ("all_gather", "all_to_all"):
         return axis, wanted
     extent, tile = layout.extents[letter], tiles[letter]

@@ -34,7 +34,7 @@ from syncopate_jax.runtime.operator import Operator
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Predicted:
     """Predicted seconds of one call on the device, of the slowest rank.
 
     Attributes:
@@ -68,7 +68,7 @@ def predict_call(
     options: Options,
     *,
     dtype: str = "bfloat16",
-) -> Call:
+) -> Predicted:
     """Predicted times of ``spec`` with local operands of shapes ``lhs`` and ``rhs``.
 
     Args:
@@ -91,7 +91,7 @@ def predict_call(
     timeline = simulate(schedule.plan, topology, schedule, tile_seconds=seconds)
     # What a collective moves, whatever plan the fused operator follows.
     usual = fused.prepare(spec.kind, layout, dtype, dtype, Options(), target="mosaic_gpu")[2]
-    return Call(
+    return Predicted(
         fused=timeline.makespan + call,
         product=machine.product(one.m, one.k, one.n),
         exchange=_exchange(machine, spec.kind, usual),

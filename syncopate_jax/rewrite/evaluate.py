@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,7 @@ from syncopate_jax.runtime import custom_call
 
 OPAQUE = ("custom_jvp_call", "custom_linear_solve")
 """Calls with a gradient rule of their own, which a change inside would leave behind."""
-OWN_FILES = str(Path(ops.__file__).parent)
+OWN_FILES = str(Path(ops.__file__).parent) + os.sep
 
 Function = Callable[..., list[Any]]
 Known = dict[Value, Any]
@@ -216,7 +217,7 @@ class Rewriter:
     def _custom_vjp(self, node: Node, place: Place | None) -> Function | None:
         """The function and its forward rule rewritten; its backward rule runs as it was written."""
         jaxpr = node.params["call_jaxpr"]
-        if jaxpr.debug_info.func_filename.startswith(OWN_FILES):
+        if (jaxpr.debug_info.func_filename or "").startswith(OWN_FILES):  # objects have no file
             self._leave(node, place, "it is inside an operator of this package")
             return None
         run = self.rewrite(jaxpr, place)
@@ -239,7 +240,11 @@ class Rewriter:
         for jaxprs in graphs.bodies(node).values():
             for jaxpr in jaxprs:
                 for found in graphs.read(jaxpr, inline=True).nodes:
-                    if place is not None and found.name in COLLECTIVES:
+                    if place is None and found.name == "dot_general":
+                        implied = match_typed(found, self.options), match_auto(found, self.options)
+                        if any(one is not None for one in implied):
+                            self.left.append(Left(found.name, reason, found.source))
+                    elif place is not None and found.name in COLLECTIVES:
                         self.left.append(Left(found.name, reason, found.source))
                     self._leave(found, place, reason)
 

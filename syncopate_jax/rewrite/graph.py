@@ -207,10 +207,10 @@ def changed_forward_rule(node: Node, change: Callable[[Any], Any]) -> dict[str, 
 
     The rule is traced when the call is differentiated, for the arguments that take part in that.
     """
-    honest = node.params["fwd_jaxpr_thunk"]
+    original = node.params["fwd_jaxpr_thunk"]
 
     def rule(*taking_part: bool) -> tuple[Any, Any]:
-        jaxpr, constants = honest.call_wrapped(*taking_part)
+        jaxpr, constants = original.call_wrapped(*taking_part)
         avals = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
 
         def run(*args: Any) -> list[Any]:
@@ -220,7 +220,7 @@ def changed_forward_rule(node: Node, change: Callable[[Any], Any]) -> dict[str, 
         changed = change(jax.make_jaxpr(run)(*avals[len(constants) :]))
         return changed, changed.consts
 
-    return {"fwd_jaxpr_thunk": linear_util.wrap_init(rule, debug_info=honest.debug_info)}
+    return {"fwd_jaxpr_thunk": linear_util.wrap_init(rule, debug_info=original.debug_info)}
 
 
 def varying(value: Value) -> frozenset[str]:

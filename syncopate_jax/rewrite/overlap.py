@@ -117,8 +117,8 @@ def overlap[**P, R](
       fn: a function of pytrees that ``jax.jit`` would take.
       backend, target, split, tiles: as in ``syncopate_jax.options.Options``, for every operator.
       auto_axes: outside ``shard_map`` on auto mesh axes, every dot becomes a product that the
-        partitioner asks for when it has settled the shardings. Such products have no forward mode
-        and no ``jax.vmap``.
+        partitioner asks for when it has settled the shardings. Such products have no forward
+        mode.
 
     Returns:
       A function with the signature of ``fn``, and ``report(*args)``, which lists what is replaced

@@ -206,8 +206,8 @@ class Chooser:
 
     def _make_again(self, value: Value, wholes: Mapping[Value, _Whole]) -> Rebuilt:
         """Numbers, parts of arrays, sums of products of such, or a stack of these."""
-        away = {p.source for p in self._parts(value) if not p.at_home()}
-        home = {p.source for p in self._parts(value) if p.at_home()}
+        away = dict.fromkeys(p.source for p in self._parts(value) if not p.at_home())
+        home = dict.fromkeys(p.source for p in self._parts(value) if p.at_home())
         reads = [wholes[source].value for source in away] + [*home]
 
         def apply(*arrays: jax.Array) -> jax.Array:

@@ -2,7 +2,7 @@
 
 From every source blocks spread along one tree of fastest paths. Blocks for consecutive members that
 share a hop and go on behind it are one operation; a block that ends there is one of its own, since
-it lands in another tensor. On a ring of 64 that is 126 operations a rank instead of 1024.
+it lands in another tensor. On a ring of 64 that is 138 operations a rank instead of 1024.
 """
 
 from __future__ import annotations
@@ -43,14 +43,20 @@ class _Bundles:
     final: list[bool] = field(default_factory=list)
 
 
+def has_several_hops(request: Request) -> bool:
+    """Whether it is an all-to-all of blocks of which some have several hops to go."""
+    if request.kind != "all_to_all" or request.after is not None or len(request.members) < 2:
+        return False
+    members = np.array(request.members)
+    return bool((request.network.hops()[np.ix_(members, members)][request.sent > 0] > 1).any())
+
+
 def bundled_drafts(request: Request) -> Iterator[Draft]:
     """The attempt at an all-to-all of blocks; none where every block has one hop to go."""
-    if request.kind != "all_to_all" or request.after is not None or len(request.members) < 2:
+    if not has_several_hops(request):
         return
     made = _bundles(request)
     net = request.network
-    if all(parent < 0 for parent in made.parent):
-        return
     lo, hi, _ = block_boxes(request)
     axis, size = request.shards.axis, request.demand().sizes
     ends = np.concatenate([np.zeros((len(size), 1)), np.cumsum(size, axis=1)], axis=1)

@@ -17,7 +17,7 @@ from syncopate_jax.ir.arguments import integer
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.synthesis.bound import Bound
-from syncopate_jax.synthesis.bundles import bundled_drafts
+from syncopate_jax.synthesis.bundles import bundled_drafts, has_several_hops
 from syncopate_jax.synthesis.chain import best_pieces, find_chains
 from syncopate_jax.synthesis.draft import Draft, chained, draft, one_shot_draft
 from syncopate_jax.synthesis.known import known_plans
@@ -129,7 +129,7 @@ def _best(
     least = request.bound().seconds
     if request.kind == "broadcast":
         found = list(_broadcasts(request, counts, tries, seed, least))
-    elif counts is None and _block_hops(request) > _MOST_HOPS:
+    elif counts is None and _block_hops(request) > _MOST_HOPS and has_several_hops(request):
         found = list(bundled_drafts(request))
     else:
         found = list(_attempts(request, counts or _PIECES, tries, seed, least))

@@ -28,6 +28,10 @@ if kind == "hang":
     processes.emit({"first": 1})
     print('{"cut": "sho', end="", flush=True)
     time.sleep(60)
+if kind == "orphan":
+    import os, signal, subprocess
+    subprocess.Popen(["sleep", "40"])
+    os.kill(os.getpid(), signal.SIGKILL)
 if kind == "fail":
     raise SystemExit("no such thing")
 """
@@ -93,3 +97,10 @@ def test_what_is_done_is_left_out() -> None:
     ]
     left = processes.without(stage("turn", "hang", "fail"), processes.finished(rows))
     assert [task.name for task in left.tasks] == ["1 hang", "2 fail"]
+
+
+def test_a_child_that_holds_the_output(found: results.Results) -> None:
+    begun = time.monotonic()
+    processes.run(stage("orphan", seconds=2), found, begun + 60)
+    assert time.monotonic() - begun < 30
+    assert ends(found)["0 orphan"].startswith("ended with -9")

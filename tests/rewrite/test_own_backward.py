@@ -83,3 +83,18 @@ def test_the_forward_rule_is_rewritten_too() -> None:
     fused = overlap(fn, backend="remote_dma")
     text = str(jax.make_jaxpr(lambda x, w: jax.vjp(fused, x, w)[0])(X, W))
     assert "all_gather[" not in text
+
+
+class Scaled:
+    """A function that is an object, as modules are."""
+
+    def __call__(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        return 2 * gathered(x, w)
+
+
+def test_a_function_that_is_an_object() -> None:
+    own = jax.custom_vjp(Scaled())
+    own.defvjp(lambda x, w: (2 * gathered(x, w), (x, w)), _backward)
+    fn = mapped(own)
+    assert len(overlap(fn).report(X, W).replaced) == 1
+    np.testing.assert_allclose(overlap(fn)(X, W), fn(X, W), rtol=2e-5)

@@ -247,7 +247,6 @@ def no_ring(x: Array, w: Array) -> Array:
     return jnp.tile(lax.ppermute(x, "t", [(0, 1), (1, 0), (2, 3), (3, 2)]) @ w, (4, 1))
 
 
-ELSEWHERE = "does all_gather with a dot, but what goes around is used elsewhere too"
 NO_RING = "it is no part of a ring that gathers or sums one product"
 DECOYS = {
     made_of_itself: (gather_rows, "its ring, which ends at "),

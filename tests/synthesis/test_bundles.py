@@ -74,3 +74,9 @@ def test_small_blocks_take_them() -> None:
     whole = synthesize("all_to_all", topology, (16, 256), tries=0, chunks=1)
     assert plan.num_ops < whole.num_ops
     assert simulate(plan, topology).makespan < 0.8 * simulate(whole, topology).makespan
+
+
+def test_many_blocks_with_one_hop_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to bundle, however many blocks there are."""
+    monkeypatch.setitem(synthesize.__globals__, "_MOST_HOPS", 10)
+    assert_sound(synthesize("all_to_all", presets.h200_nvlink(8), (64, 64)))
