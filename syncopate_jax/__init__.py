@@ -26,6 +26,10 @@ _HOMES = {
 __all__ = ["PallasKernel", "compile", "overlap", "templates"]
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

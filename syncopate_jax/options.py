@@ -61,8 +61,9 @@ class Launch:
         """CTAs of a rank; raises InputError while ``sms`` is not known."""
         if self.sms is None:
             raise InputError(
-                "launch: the device's multiprocessors are not known; give Launch(sms=…) to compile "
-                "for a GPU that is not here, or leave out target and a GPU's backend on CPUs"
+                "launch: there is no GPU whose multiprocessors could be counted; on CPUs and TPUs "
+                "use backend 'remote_dma' or 'xla' (and leave out target), or give "
+                "syncopate_jax.options.Launch(sms=…) to compile for a GPU that is not here"
             )
         return self.sms // ranks if self.folded else self.sms
 

@@ -95,7 +95,7 @@ def ask_jax_for_devices() -> list[tuple[str, str, str]] | str:
     """(platform, kind, compute capability) of each device JAX has, or what went wrong."""
     try:
         answer = subprocess.run(
-            [sys.executable, "-c", _ASK_JAX],
+            [sys.executable, "-P", "-c", _ASK_JAX],
             capture_output=True,
             text=True,
             timeout=_ASK_SECONDS,

@@ -87,7 +87,7 @@ def test_stores_from_registers_need_whole_tiles() -> None:
 
 
 def test_the_number_of_multiprocessors_must_be_known() -> None:
-    with refused("the device's multiprocessors are not known; give Launch(sms=…)", InputError):
+    with refused("on CPUs and TPUs use backend 'remote_dma' or 'xla'", InputError):
         trace(all_gather_matmul, (128, 64), (64, 128), backend="tma_dedicated", launch=None)
 
 
