@@ -23,7 +23,7 @@ class Implied:
     Attributes:
       contractions: what each contraction does, by name.
       collectives: the moves of contractions, and of values that are resharded elsewhere.
-      left: the contractions left alone, with the reason.
+      left: contractions and reshardings left alone, with the reason.
     """
 
     contractions: list[tuple[str, Derived]] = field(default_factory=list)
@@ -72,24 +72,38 @@ class _Finder:
     def resharding(self, op: HloOp) -> None:
         """The moves of a constraint whose operand is sharded in another way."""
         try:
-            before = self.stated.of(op.computation, op.operands[0])
+            before = self.stated.of(op.computation, op.operands[0]) if op.operands else None
             after = self.stated.own(op)
-        except (InputError, IndexError):
+        except InputError as error:
+            self.implied.left.append((op.name, str(error)))
+            return
+        if before is None or after is None:
             return  # what is open says nothing
         shape = op.types[0].shape if op.types else ()
-        if before is None or after is None or before.mesh != after.mesh:
-            return
         ndim = len(shape)
-        if not len(before.entries) == len(after.entries) == ndim or not 0 < ndim <= MAX_NDIM:
-            return
+        if not ndim:
+            return  # a scalar is whole everywhere
         letters = "abcdefgh"[:ndim]
         sizes = dict(before.mesh.axes)
+        reason = ""
+        if before.mesh != after.mesh:
+            reason = f"it moves from mesh {before.mesh_name} to mesh {after.mesh_name}"
+        elif ndim > MAX_NDIM:
+            reason = f"it has {ndim} dimensions, at most {MAX_NDIM} are read"
+        elif not len(before.entries) == len(after.entries) == ndim:
+            found = f"{len(before.entries)} and {len(after.entries)}"
+            reason = f"its shardings have {found} dimensions, its array {ndim}"
+        if reason:
+            self.implied.left.append((op.name, reason))
+            return
         held, wanted = (dict(zip(letters, s.entries, strict=True)) for s in (before, after))
         first, last = (
             [math.prod(sizes[axis] for axis in names) for names in one.entries]
             for one in (before, after)
         )
         if any(n % a or n % b for n, a, b in zip(shape, first, last, strict=True)):
+            reason = f"its shape {shape} is not divisible by {first} and {last} ranks"
+            self.implied.left.append((op.name, reason))
             return
         local = tuple(n // ranks for n, ranks in zip(shape, first, strict=True))
         moves, _ = with_shapes(reshard("lhs", letters, held, wanted), letters, local, sizes)

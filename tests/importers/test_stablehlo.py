@@ -158,8 +158,20 @@ def test_shardings_over_two_meshes_or_in_words() -> None:
 def test_contractions_left_alone(specs: tuple[str, str, str], message: str) -> None:
     found = program(constrained(*specs))
     assert found.contractions == ()
-    ((_, reason),) = found.skipped
+    (_, reason), *reshardings = found.skipped
     assert re.search(message, reason)
+    assert all(name != found.skipped[0][0] for name, _ in reshardings)
+
+
+def test_reshardings_left_alone() -> None:
+    body = (
+        "func.func public @main(%arg0: tensor<6x8xf32> {sdy.sharding = #sdy.sharding<@mesh, "
+        '[{"d"}, {}]>}) -> tensor<6x8xf32> {\n'
+        '    %0 = sdy.sharding_constraint %arg0 <@mesh, [{"d", "t"}, {}]> : tensor<6x8xf32>\n'
+        "    return %0 : tensor<6x8xf32>\n  }\n}\n"
+    )
+    ((name, reason),) = import_hlo(HEAD + MESH + body).skipped
+    assert reason == "its shape (6, 8) is not divisible by [2, 1] and [4, 1] ranks", name
 
 
 def test_shardings_of_arguments_are_kept() -> None:
