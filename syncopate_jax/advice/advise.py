@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -199,14 +200,16 @@ def _choices(
     names = [*TEMPLATES[kind], *([HIERARCHICAL[kind]] if nodes else []), SYNTHESIS]
     found: list[Choice] = []
     reasons: list[str] = []
+    usual = functools.cache(lambda: _usual(spec, lhs, rhs, topology, dtype))
+    synthesised = functools.cache(lambda: _synthesised(kind, topology, dtype, *usual()[:2]))
     for name in names:
         for split in splits:
             try:
                 plan: str | Plan = name
                 if name == SYNTHESIS:
-                    plan = _synthesised(spec, lhs, rhs, topology, dtype, split)
+                    plan = split_chunks(synthesised(), split, usual()[2])
                 elif nodes and name == HIERARCHICAL[kind]:
-                    plan = _hierarchical(name, nodes, spec, lhs, rhs, topology, dtype, split)
+                    plan = _hierarchical(name, nodes, topology, dtype, split, *usual())
                 one = predict(
                     spec, lhs, rhs, topology, Options(plan=plan, split=split), dtype=dtype
                 )
@@ -244,18 +247,10 @@ def _usual(
     return usual.tensors[0], axis, split_axis(layout)
 
 
-def _synthesised(
-    spec: Contraction,
-    lhs: tuple[int, ...],
-    rhs: tuple[int, ...],
-    topology: Topology,
-    dtype: str,
-    split: int,
-) -> Plan:
+def _synthesised(kind: str, topology: Topology, dtype: str, tensor: Tensor, axis: int) -> Plan:
     """The plan made for the topology that does what the operator's usual one does."""
-    tensor, axis, cut = _usual(spec, lhs, rhs, topology, dtype)
-    plan = synthesize(
-        spec.kind,
+    return synthesize(
+        kind,
         topology,
         tensor.shape,
         dimension=axis,
@@ -263,21 +258,19 @@ def _synthesised(
         chunks=1,
         tensor=tensor.name,
     )
-    return split_chunks(plan, split, cut)
 
 
 def _hierarchical(
     name: str,
     nodes: Nodes,
-    spec: Contraction,
-    lhs: tuple[int, ...],
-    rhs: tuple[int, ...],
     topology: Topology,
     dtype: str,
     split: int,
+    tensor: Tensor,
+    axis: int,
+    cut: int,
 ) -> Plan:
     """The template over nodes that does what the operator's usual one does."""
-    tensor, axis, cut = _usual(spec, lhs, rhs, topology, dtype)
     made: Plan = templates.get(name)(
         topology.num_ranks,
         tensor.shape,
