@@ -88,8 +88,8 @@ def compile(
     reasons = {}
     for candidate in backends.names() if backend == "auto" else (backend,):
         found: Backend = backends.get(candidate)
-        workers = found.workers(launch, plan.num_ranks) if target in found.targets else 1
-        chosen = work(max(workers, 1))
+        most = found.workers(launch, plan.num_ranks) if target in found.targets else 1
+        chosen = work(_even(space.num_tiles, max(most, 1)))
         reason = found.unsupported_reason(chosen, target)
         if reason is None:
             return Operator(chosen, found, target)
@@ -99,6 +99,16 @@ def compile(
         f"no backend can fuse plan {plan.name} with kernel {kernel.name} for target {target}:\n"
         f"{listed}"
     )
+
+
+def _even(tiles: int, most: int) -> int:
+    """As few executors of tiles as take no more turns than ``most``: all then end together.
+
+    A multiprocessor that would only idle in the last turn is left out: tiles that are computed at
+    the same time stay neighbours, and under a GPU's power limit the others have a higher clock.
+    """
+    turns = max(-(-tiles // most), 1)
+    return max(-(-tiles // turns), 1)
 
 
 def _check_types(**arguments: object) -> None:

@@ -29,6 +29,8 @@ WAITS = "EXPERIMENT_WAITS_ITS_TURN"
 READY = "ready"
 READY_SECONDS = 150  # for all tasks of a stage to trace and compile
 SAID = 300  # characters of what a failed task said last
+SHARING = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OMP_NUM_THREADS": "2"}
+"""For tasks that are there at once: none takes most of a device's memory, nor all cores."""
 
 
 def emit(row: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ Seconds are limits, some three times what a task is expected to take.
 
 from __future__ import annotations
 
-from experiments.common.processes import Stage, Task
+from experiments.common.processes import SHARING, Stage, Task
 
 CORRECT = "experiments.two_gpus.correct"
 GPU_BACKENDS = ("tma_dedicated", "tma_colocated", "ldst_dedicated", "ldst_colocated")
@@ -18,8 +18,6 @@ RANKS = (2, 3, 4, 8)
 SOAK, LATE_SOAK, LATE_US = 2000, 300, 200
 BRING, SEND = "all_gather_matmul", "matmul_all_reduce"
 AT_ONCE = 12  # of sixteen cores, for tasks that are not timed
-# Several processes share the GPU, so none may take most of its memory at once; nor all cores.
-SHARING = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OMP_NUM_THREADS": "2"}
 
 
 def _named(target: str, backend: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.common import processes, results
-from experiments.common.processes import Stage, Task
+from experiments.common.processes import SHARING, Stage, Task
 from experiments.two_gpus import flagged, problems
 from experiments.two_gpus.problems import Problem
 
@@ -76,7 +76,8 @@ def correctness(args: argparse.Namespace) -> Stage:
     module = f"{HERE}.correct"
 
     def task(name: str, backend: str, *more: str) -> Task:
-        return Task(f"{backend}{name}", module, ("--backend", backend, *common, *more), 80)
+        arguments = ("--backend", backend, *common, *more)
+        return Task(f"{backend}{name}", module, arguments, 80, SHARING)
 
     tasks = [task("", b, "--calls", "1" if args.tiny else "6") for b in backends]
     if not args.tiny:
@@ -99,7 +100,7 @@ def speed(args: argparse.Namespace, numbers: Sequence[int]) -> Stage:
     flags = ("folded", "tiny", "profile", "rivals")
     common += [f"--{name}" for name in flags if getattr(args, name)]
     tasks = [
-        Task(name_of(args, n), f"{HERE}.measure", ("--problem", str(n), *common), 40)
+        Task(name_of(args, n), f"{HERE}.measure", ("--problem", str(n), *common), 40, SHARING)
         for n in numbers
     ]
     return Stage("speed", tuple(tasks))
@@ -110,7 +111,7 @@ def rivals(args: argparse.Namespace, numbers: Sequence[int]) -> list[Stage]:
     ranks = ("--ranks", str(args.ranks))
     tiny = ("--tiny", "--rounds", "1") if args.tiny else ()
     words = (os.environ.get("XLA_FLAGS", ""), *(() if args.tiny else flagged.FLAGS))
-    flags = {"XLA_FLAGS": " ".join(words).strip()}
+    flags = {"XLA_FLAGS": " ".join(words).strip(), **SHARING}
     found = [
         Stage(
             "flagged",
