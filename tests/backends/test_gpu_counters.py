@@ -15,6 +15,7 @@ import pytest
 
 from syncopate_jax.backends.gpu_kernel import FusedKernel
 from syncopate_jax.backends.rank_table import Lists
+from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.options import Launch
 from tests.backends.test_gpu_lowering import arrays, lowered
 from tests.backends.test_gpu_lowering_kinds import each_pair
@@ -106,4 +107,9 @@ def test_no_signal_comes_late(name: str, backend: str, monkeypatch: pytest.Monke
 def test_no_signal_of_any_kernel_comes_late(
     case: Case, backend: str, ranks: int, split: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check(case, backend, ranks, monkeypatch, split)
+    try:
+        check(case, backend, ranks, monkeypatch, split)
+    except UnsupportedError as refused:
+        # Pieces of what is read at peers: then neither tile nor step says where all of it lies.
+        assert (backend, split) == ("tma_colocated", 2)
+        assert "depends on the tile and on the step" in str(refused)

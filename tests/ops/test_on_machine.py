@@ -55,8 +55,8 @@ def test_an_all_reduce_ends_with_its_last_wave_on_the_link() -> None:
     scatter = predict_call(H200, SCATTER, (1, M, K // 2), (K // 2, N), 2, options)
     reduce = predict_call(H200, REDUCE, (1, M, K // 2), (K // 2, N), 2, options)
     assert scatter.fused == pytest.approx(scatter.product + H200.call_seconds)
-    # 512 tiles are 3 waves of 132 and 116; the last one is pushed by its CTA at that one's rate.
-    last = (116 / H200.link_bandwidth + 1 / H200.copy_unit_cta_bandwidth) * 128 * 256 * 2
+    # 512 tiles are 4 waves of 128; the last one is pushed by its CTA at that one's rate.
+    last = (128 / H200.link_bandwidth + 1 / H200.copy_unit_cta_bandwidth) * 128 * 256 * 2
     expected = scatter.fused + last + presets.SIGNAL_LATENCY
     assert reduce.fused == pytest.approx(expected, rel=1e-3)
 
