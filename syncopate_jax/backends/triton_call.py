@@ -107,7 +107,7 @@ def launch(
     outputs: Mapping[str, jax.ShapeDtypeStruct],
 ) -> dict[str, jax.Array]:
     """The launch's outputs by parameter."""
-    called = _call(
+    called = call(
         list(inputs.values()),
         list(outputs.values()),
         dict(launched.arguments),
@@ -121,7 +121,7 @@ def launch(
     return dict(zip(outputs, called, strict=True))
 
 
-def _call(
+def call(
     inputs: Sequence[jax.Array],
     outputs: Sequence[jax.ShapeDtypeStruct],
     arguments: Mapping[str, Any],
@@ -154,7 +154,7 @@ def run_alone(
             f"kernel {kernel.name}: its pointers are {', '.join(found)}; to run alone it takes "
             f"{', '.join(wanted)} in this order"
         )
-    return _call(
+    return call(
         operands,
         kernel.out_shape,
         body.arguments,

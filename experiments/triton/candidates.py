@@ -1,0 +1,234 @@
+"""Local products in Triton that may become ``pallas_kernels/matmul_triton.py``'s.
+
+They differ in how tiles are loaded (pointers, or descriptors by the copy unit), in how they are
+stored, in whether the loop over tiles and the one over k steps are one (so that loads of the next
+tile begin while this one is finished), and in their sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from syncopate_jax.pallas_kernels.matmul_triton import grouped_tile
+
+
+@triton.jit
+def store_parts(y_blocks, total, row, column, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr,
+                PARTS: tl.constexpr):  # fmt: skip
+    """Stores a tile in ``PARTS`` bands of columns, one after the other through shared memory."""
+    if PARTS == 1:
+        y_blocks.store([row, column], total.to(y_blocks.dtype))
+    else:
+        halves = tl.permute(tl.reshape(total, (BLOCK_M, 2, WIDTH // 2)), (0, 2, 1))
+        left, right = tl.split(halves)
+        store_parts(y_blocks, left, row, column, BLOCK_M, WIDTH // 2, PARTS // 2)
+        store_parts(y_blocks, right, row, column + WIDTH // 2, BLOCK_M, WIDTH // 2, PARTS // 2)
+
+
+@triton.jit
+def described(
+    x_ptr,
+    w_ptr,
+    y_ptr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    PARTS: tl.constexpr,
+    SPECIALIZE: tl.constexpr,
+):
+    """Descriptors load and, in ``PARTS`` bands, store; 0 parts: pointers store."""
+    x_blocks = tl.make_tensor_descriptor(x_ptr, [M, K], [K, 1], [BLOCK_M, BLOCK_K])
+    w_blocks = tl.make_tensor_descriptor(w_ptr, [K, N], [N, 1], [BLOCK_K, BLOCK_N])
+    width: tl.constexpr = BLOCK_N // max(PARTS, 1)
+    y_blocks = tl.make_tensor_descriptor(y_ptr, [M, N], [N, 1], [BLOCK_M, width])
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    for tile in tl.range(
+        tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=FLATTEN, warp_specialize=SPECIALIZE
+    ):
+        tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP)
+        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for step in range(tl.cdiv(K, BLOCK_K)):
+            x = x_blocks.load([tile_m * BLOCK_M, step * BLOCK_K])
+            w = w_blocks.load([step * BLOCK_K, tile_n * BLOCK_N])
+            total = tl.dot(x, w, total)
+        if PARTS:
+            store_parts(y_blocks, total, tile_m * BLOCK_M, tile_n * BLOCK_N,
+                        BLOCK_M, BLOCK_N, PARTS)  # fmt: skip
+        else:
+            rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+            columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+            inside = (rows[:, None] < M) & (columns[None, :] < N)
+            y_ptrs = y_ptr + (rows[:, None] * N + columns[None, :])
+            tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def pointed(
+    x_ptr,
+    w_ptr,
+    y_ptr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Pointers load (``cp.async``); a descriptor stores in ``PARTS`` bands, or pointers do."""
+    width: tl.constexpr = BLOCK_N // max(PARTS, 1)
+    if PARTS:
+        y_blocks = tl.make_tensor_descriptor(y_ptr, [M, N], [N, 1], [BLOCK_M, width])
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=FLATTEN):
+        tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP)
+        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for step in range(tl.cdiv(K, BLOCK_K)):
+            # From scalars: a fused loop forgets that a vector it carries lies together.
+            rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+            columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+            depth = step * BLOCK_K + tl.arange(0, BLOCK_K)
+            x_ptrs = x_ptr + (rows[:, None] * K + depth[None, :])
+            w_ptrs = w_ptr + (depth[:, None] * N + columns[None, :])
+            if M % BLOCK_M == 0 and K % BLOCK_K == 0:
+                x = tl.load(x_ptrs)
+            else:
+                x = tl.load(x_ptrs, mask=(rows[:, None] < M) & (depth[None, :] < K), other=0.0)
+            if N % BLOCK_N == 0 and K % BLOCK_K == 0:
+                w = tl.load(w_ptrs)
+            else:
+                w = tl.load(w_ptrs, mask=(depth[:, None] < K) & (columns[None, :] < N), other=0.0)
+            total = tl.dot(x, w, total)
+        if PARTS:
+            store_parts(y_blocks, total, tile_m * BLOCK_M, tile_n * BLOCK_N,
+                        BLOCK_M, BLOCK_N, PARTS)  # fmt: skip
+        else:
+            rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+            columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+            inside = (rows[:, None] < M) & (columns[None, :] < N)
+            y_ptrs = y_ptr + (rows[:, None] * N + columns[None, :])
+            tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def two_widths(
+    x_ptr,
+    w_ptr,
+    y_ptr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    NARROW: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    FLATTEN: tl.constexpr,
+):
+    """Tiles of ``BLOCK_N + NARROW`` columns, as sizes of blocks are powers of two: 128 + 64."""
+    x_blocks = tl.make_tensor_descriptor(x_ptr, [M, K], [K, 1], [BLOCK_M, BLOCK_K])
+    w_blocks = tl.make_tensor_descriptor(w_ptr, [K, N], [N, 1], [BLOCK_K, BLOCK_N])
+    v_blocks = tl.make_tensor_descriptor(w_ptr, [K, N], [N, 1], [BLOCK_K, NARROW])
+    y_blocks = tl.make_tensor_descriptor(y_ptr, [M, N], [N, 1], [BLOCK_M, NARROW])
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_n = tl.cdiv(N, BLOCK_N + NARROW)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=FLATTEN):
+        tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP)
+        row, column = tile_m * BLOCK_M, tile_n * (BLOCK_N + NARROW)
+        wide = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        narrow = tl.zeros((BLOCK_M, NARROW), dtype=tl.float32)
+        for step in range(tl.cdiv(K, BLOCK_K)):
+            x = x_blocks.load([row, step * BLOCK_K])
+            w = w_blocks.load([step * BLOCK_K, column])
+            v = v_blocks.load([step * BLOCK_K, column + BLOCK_N])
+            wide = tl.dot(x, w, wide)
+            narrow = tl.dot(x, v, narrow)
+        store_parts(y_blocks, wide, row, column, BLOCK_M, BLOCK_N, BLOCK_N // NARROW)
+        y_blocks.store([row, column + BLOCK_N], narrow.to(y_blocks.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One kernel and its sizes; ``even``: as few programs as take no more turns."""
+
+    kernel: Any
+    block_m: int = 128
+    block_n: int = 256
+    narrow: int = 0
+    block_k: int = 64
+    group: int = 16
+    stages: int = 3
+    warps: int = 8
+    flatten: bool = True
+    parts: int = 2
+    specialize: bool = False
+    even: bool = True
+
+    def grid(self, m: int, n: int, most: int) -> int:
+        tiles = -(-m // self.block_m) * -(-n // (self.block_n + self.narrow))
+        turns = -(-tiles // most)
+        return -(-tiles // turns) if self.even else min(tiles, most)
+
+    def arguments(self, m: int, k: int, n: int, most: int) -> dict[str, Any]:
+        """Of the kernel's parameters that are no arrays."""
+        found = {
+            "M": m, "N": n, "K": k, "BLOCK_M": self.block_m, "BLOCK_N": self.block_n,
+            "NARROW": self.narrow, "BLOCK_K": self.block_k, "GROUP": self.group,
+            "PROGRAMS": self.grid(m, n, most), "FLATTEN": self.flatten, "PARTS": self.parts,
+            "SPECIALIZE": self.specialize,
+        }  # fmt: skip
+        return {name: found[name] for name in self.kernel.arg_names if name in found}
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        return {n: v for n, v in asdict(self).items() if n != "kernel"}
+
+
+CANDIDATES = {
+    "pointers, all programs": Candidate(
+        pointed, group=8, stages=4, flatten=False, parts=0, even=False
+    ),
+    "pointers, group 8": Candidate(pointed, group=8, stages=4, flatten=False, parts=0),
+    "pointers": Candidate(pointed, stages=4, flatten=False, parts=0),
+    "pointers, 2 parts": Candidate(pointed, stages=4, flatten=False),
+    "pointers, flat, 3 stages": Candidate(pointed, parts=0),
+    "pointers, flat, 2 parts": Candidate(pointed, stages=4),
+    "pointers, flat, 1 part, 3 stages": Candidate(pointed, parts=1),
+    "descriptors": Candidate(described, stages=4, flatten=False, parts=0),
+    "descriptors, 2 parts": Candidate(described, stages=4, flatten=False),
+    "descriptors, flat, 3 stages": Candidate(described, parts=0),
+    "descriptors, flat, 1 part, 3 stages": Candidate(described, parts=1),
+    "descriptors, flat, 2 parts": Candidate(described, stages=4),
+    "descriptors, flat, 4 parts": Candidate(described, stages=4, parts=4),
+    "descriptors, flat, 2 parts, 3 stages": Candidate(described),
+    "descriptors, flat, 2 parts, group 8": Candidate(described, stages=4, group=8),
+    "descriptors, flat, 2 parts, all programs": Candidate(described, stages=4, even=False),
+    "descriptors, flat, 128 deep": Candidate(described, block_k=128, stages=2),
+    "descriptors, flat, 256x128": Candidate(described, 256, 128, group=8, stages=4),
+    "descriptors, 128x(128+64)": Candidate(
+        two_widths, block_n=128, narrow=64, stages=4, flatten=False
+    ),
+    "descriptors, 256x(128+64)": Candidate(
+        two_widths, 256, 128, narrow=64, group=8, stages=3, flatten=False
+    ),
+    "descriptors, specialized": Candidate(
+        described, flatten=False, warps=4, specialize=True, parts=1
+    ),
+}
+"""The first is as the persistent kernel was; what each adds to it is in its name."""
