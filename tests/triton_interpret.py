@@ -11,6 +11,7 @@ float16 and float32 only: Triton's interpreter gets bfloat16 products wrong.
 from __future__ import annotations
 
 import ctypes
+import functools
 import random
 import threading
 import types
@@ -122,7 +123,7 @@ class Interpreter:
         """The kernel, whose waits and signals are this object's."""
         found = launched.load()
         device = module.load(DEVICE, {})
-        device.wait, device.signal = self._wait, self._signal  # type: ignore[attr-defined]
+        device.wait_rows, device.signal = self._wait, self._signal  # type: ignore[attr-defined]
         found.sync = device  # type: ignore[attr-defined]
         for name, value in list(vars(found).items()):
             if isinstance(value, tl.constexpr):
@@ -152,13 +153,17 @@ class Interpreter:
         found = ctypes.cast(address, ctypes.POINTER(ctypes.c_int32))
         return found, (address - self.counters.ctypes.data) // 4
 
-    def _wait(self, pointer: Any, count: Any) -> None:
-        counter, place = self._place(pointer)
-        wanted = int(count.handle.data.item())
+    def _wait(self, rows: Any, begin: Any, end: Any, pointer: Any, FENCED: bool) -> None:
+        """``wait_rows``, which is assembly."""
+        row = ctypes.cast(int(rows.handle.data.item()), ctypes.POINTER(ctypes.c_int32))
+        counters, first = self._place(pointer)
         program = self._current
-        self.waited.append((program.number, place, wanted))
-        text = f"counter {place} to reach {wanted}, it is {counter[0]}"
-        program.hand_over(lambda: counter[0] >= wanted, text)
+        for at in range(int(begin), int(end)):
+            slot, wanted = row[2 * at], row[2 * at + 1]
+            self.waited.append((program.number, first + slot, wanted))
+            text = f"counter {first + slot} to reach {wanted}, it is {counters[slot]}"
+            ready = functools.partial(lambda at, n: counters[at] >= n, slot, wanted)
+            program.hand_over(ready, text)
 
     def _signal(self, pointer: Any) -> None:
         counter, place = self._place(pointer)

@@ -211,14 +211,14 @@ class TritonMaker(TransferMaker):
             for run, (lo, hi) in enumerate(zip(found, ends, strict=True)):
                 first = self._walked[rank, lo]
                 bounds[rank, run] = first, first + hi - lo
-        points: Points = [[[] for _ in range(self.tiles)] for _ in range(self.ranks)]
+        points: Points = [[[] for _ in range(self.tiles * count)] for _ in range(self.ranks)]
         for rank in range(self.ranks):
             for position in range(self.tiles):
                 for step, slot, n in entries.row(self.schedule.at(rank, position)):
                     if self.waited(rank, slot, False):
-                        run = starts[rank].index(step)
-                        points[rank][position].append([run, slot, n * self.scale[rank, slot]])
-        waits = self._optional(self.maker.lists(points, 3))
+                        point = position * count + starts[rank].index(step)
+                        points[rank][point].append([slot, n * self.scale[rank, slot]])
+        waits = self._optional(self.maker.lists(points, 2))
         return parts.Runs(count, self._columns(bounds), waits)
 
     @property

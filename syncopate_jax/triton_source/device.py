@@ -14,19 +14,50 @@ def entry(table_ptr, at, MULTIPLE: tl.constexpr):
     return tl.multiple_of(tl.load(table_ptr + at), MULTIPLE)
 
 
-@triton.jit
-def wait(counter_ptr, count):
-    """Returns, to all threads, once the counter has reached ``count``: a system-scope acquire."""
-    while tl.atomic_add(counter_ptr, 0, sem="acquire", scope="sys") < count:
-        pass
+# A wait is one statement, so that a loop with a wait in it is one that Triton pipelines, and costs a
+# comparison where the list is empty. One thread polls; those that hold up the others meet it after.
+POLL: tl.constexpr = tl.constexpr("""{
+    .reg .pred p;
+    .reg .b32 row, slot, wanted, seen;
+    .reg .b64 at;
+    setp.ge.s32 p, $2, $3;
+    @p bra DONE;
+    mov.u32 row, %tid.x;
+    setp.ne.u32 p, row, 0;
+    @p bra MET;
+    mov.b32 row, $2;
+NEXT:
+    mad.wide.s32 at, row, 8, $1;
+    ld.global.b32 slot, [at];
+    ld.global.b32 wanted, [at + 4];
+    mad.wide.s32 at, slot, 4, $4;
+AGAIN:
+    ld.acquire.sys.global.b32 seen, [at];
+    setp.lt.s32 p, seen, wanted;
+    @p bra AGAIN;
+    add.s32 row, row, 1;
+    setp.lt.s32 p, row, $3;
+    @p bra NEXT;
+MET:
+    barrier.sync 0;
+    """)
+FENCE: tl.constexpr = tl.constexpr("fence.proxy.async.global;")
+DONE: tl.constexpr = tl.constexpr("""
+DONE:
+    mov.b32 $0, 0;
+}""")
 
 
 @triton.jit
-def fence():
-    """Orders what was waited for before loads through tensor descriptors, by the copy unit."""
-    tl.inline_asm_elementwise(
-        "fence.proxy.async.global; mov.u32 $0, 0;", "=r", [], tl.int32, is_pure=False, pack=1
-    )
+def wait_rows(rows_ptr, begin, end, counters_ptr, FENCED: tl.constexpr):
+    """Returns once every counter of rows (slot, count) has got there: a system-scope acquire.
+
+    ``FENCED``: what was waited for is loaded through tensor descriptors, by the copy unit.
+    """
+    text: tl.constexpr = POLL + FENCE + DONE if FENCED else POLL + DONE
+    given = [rows_ptr.to(tl.int64, bitcast=True), begin, end]
+    given += [counters_ptr.to(tl.int64, bitcast=True)]
+    tl.inline_asm_elementwise(text, "=r,l,r,r,l", given, tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -37,20 +68,18 @@ def signal(counter_ptr):
 
 
 @triton.jit
-def wait_all(table_ptr, counters_ptr, point, STARTS: tl.constexpr, ROWS: tl.constexpr):
+def wait_all(
+    table_ptr,
+    counters_ptr,
+    point,
+    STARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    FENCED: tl.constexpr,
+):
     """Waits for every (slot, count) of a point."""
-    for row in range(tl.load(table_ptr + STARTS + point), tl.load(table_ptr + STARTS + point + 1)):
-        slot = tl.load(table_ptr + ROWS + 2 * row)
-        wait(counters_ptr + slot, tl.load(table_ptr + ROWS + 2 * row + 1))
-
-
-@triton.jit
-def wait_run(table_ptr, counters_ptr, point, run, STARTS: tl.constexpr, ROWS: tl.constexpr):
-    """Waits for every (run, slot, count) of a point that is for this run."""
-    for row in range(tl.load(table_ptr + STARTS + point), tl.load(table_ptr + STARTS + point + 1)):
-        if tl.load(table_ptr + ROWS + 3 * row) == run:
-            slot = tl.load(table_ptr + ROWS + 3 * row + 1)
-            wait(counters_ptr + slot, tl.load(table_ptr + ROWS + 3 * row + 2))
+    begin = tl.load(table_ptr + STARTS + point)
+    end = tl.load(table_ptr + STARTS + point + 1)
+    wait_rows(table_ptr + ROWS, begin, end, counters_ptr, FENCED)
 
 
 @triton.jit

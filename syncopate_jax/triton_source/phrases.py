@@ -98,12 +98,8 @@ class Phrases:
         if lists is None:
             return []
         starts, rows = self.lists(name, lists)
-        return [f"sync.wait_all(table_ptr, own_counters, {point}, {starts}, {rows})", *self.fence]
-
-    @property
-    def fence(self) -> list[str]:
-        """What follows a wait where the copy unit loads."""
-        return ["sync.fence()"] if self.fenced else []
+        given = f"table_ptr, own_counters, {point}, {starts}, {rows}, FENCED={self.fenced}"
+        return [f"sync.wait_all({given})"]
 
     def signal(self, name: str, lists: Lists | None, point: str) -> list[str]:
         """Raises all that row ``point`` lists, if there are such lists."""

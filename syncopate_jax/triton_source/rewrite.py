@@ -18,7 +18,7 @@ from syncopate_jax.triton_source.scheme import Array, Read, Scheme
 from syncopate_jax.triton_source.text import Text, fitted, indented, renamed
 
 SUFFIX = "_fused"
-VERSION = 1
+VERSION = 2
 """Raised when the same kernel and scheme give another text than before."""
 ADDED = (
     "addend", "addend_ptr", "channel", "counters_ptr", "dst_ptr", "first_position", "own_counters",
@@ -323,10 +323,7 @@ class _Writer:
         before = [s for s in before if s not in self.source.dispatch.inside]
         inner = []
         count = self.say.constant("RUNS", runs.count)
-        if runs.waits is not None:
-            starts, rows = self.say.lists("RUN_WAITS", runs.waits)
-            given = f"table_ptr, own_counters, position, run, {starts}, {rows}"
-            inner += [f"sync.wait_run({given})", *self.say.fence]
+        inner += self.say.wait("RUN_WAITS", runs.waits, f"position * {count} + run")
         first, last = (self.say.entry("RUN_BOUNDS", runs.bounds, "run", c) for c in (0, 1))
         inner += [f"run_first = {first}", f"run_last = {last}"]
         lines, moved = [], dict(names)

@@ -106,7 +106,7 @@ class Runs:
     Attributes:
       count: runs of a tile.
       bounds: columns (first step, past the last), a row a run.
-      waits: a list (run, slot, count) a tile, or None.
+      waits: a list (slot, count) a run of a tile, or None.
     """
 
     count: int
