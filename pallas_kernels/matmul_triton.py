@@ -101,8 +101,13 @@ def persistent_matmul_kernel(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
     PROGRAMS: tl.constexpr,
+    FLAT: tl.constexpr,
 ):
-    """Every ``PROGRAMS``-th tile of y a program."""
+    """Every ``PROGRAMS``-th tile of y a program.
+
+    ``FLAT``: tiles and their k steps are one loop, so that loads of the next tile begin before this
+    one is stored.
+    """
     # syncopate: axis m: extent=M, tile=BLOCK_M
     # syncopate: axis n: extent=N, tile=BLOCK_N
     # syncopate: axis k: extent=K, tile=BLOCK_K
@@ -112,21 +117,21 @@ def persistent_matmul_kernel(
     # syncopate: tiles persistent
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS):
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=FLAT):
         # syncopate: dispatch tile -> m=tile_m, n=tile_n
         tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP)
         # syncopate: end dispatch
-        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        depth = tl.arange(0, BLOCK_K)
-        x_ptrs = x_ptr + (rows[:, None] * stride_xm + depth[None, :])
-        w_ptrs = w_ptr + (depth[:, None] * stride_wk + columns[None, :])
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         # syncopate: reduce k=step
         for step in range(tl.cdiv(K, BLOCK_K)):
-            left = K - step * BLOCK_K
-            x_inside = (rows[:, None] < M) & (depth[None, :] < left)
-            w_inside = (depth[:, None] < left) & (columns[None, :] < N)
+            # From scalars: a flat loop forgets of a vector that it carries what lies together.
+            rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+            columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+            depth = step * BLOCK_K + tl.arange(0, BLOCK_K)
+            x_ptrs = x_ptr + (rows[:, None] * stride_xm + depth[None, :])
+            w_ptrs = w_ptr + (depth[:, None] * stride_wk + columns[None, :])
+            x_inside = (rows[:, None] < M) & (depth[None, :] < K)
+            w_inside = (depth[:, None] < K) & (columns[None, :] < N)
             if M % BLOCK_M == 0 and K % BLOCK_K == 0:
                 x = tl.load(x_ptrs)
             else:
@@ -136,9 +141,9 @@ def persistent_matmul_kernel(
             else:
                 w = tl.load(w_ptrs, mask=w_inside, other=0.0)
             total = tl.dot(x, w, total)
-            x_ptrs += BLOCK_K
-            w_ptrs += BLOCK_K * stride_wk
         # syncopate: epilogue total
+        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         y_ptrs = y_ptr + (rows[:, None] * stride_ym + columns[None, :])
         inside = (rows[:, None] < M) & (columns[None, :] < N)
         tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=inside)
@@ -161,9 +166,9 @@ def described_matmul_kernel(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
     PROGRAMS: tl.constexpr,
-    SPECIALIZE: tl.constexpr,
+    FLAT: tl.constexpr,
 ):
-    """As ``persistent_matmul_kernel``; the copy unit loads, through tensor descriptors."""
+    """As ``persistent_matmul_kernel``; the copy unit loads and stores, by tensor descriptors."""
     # syncopate: axis m: extent=M, tile=BLOCK_M
     # syncopate: axis n: extent=N, tile=BLOCK_N
     # syncopate: axis k: extent=K, tile=BLOCK_K
@@ -173,9 +178,10 @@ def described_matmul_kernel(
     # syncopate: tiles persistent
     x_blocks = tl.make_tensor_descriptor(x_ptr, [M, K], [stride_xm, 1], [BLOCK_M, BLOCK_K])
     w_blocks = tl.make_tensor_descriptor(w_ptr, [K, N], [stride_wk, 1], [BLOCK_K, BLOCK_N])
+    y_blocks = tl.make_tensor_descriptor(y_ptr, [M, N], [stride_ym, 1], [BLOCK_M, BLOCK_N // 2])
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, warp_specialize=SPECIALIZE):
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=FLAT):
         # syncopate: dispatch tile -> m=tile_m, n=tile_n
         tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP)
         # syncopate: end dispatch
@@ -187,11 +193,13 @@ def described_matmul_kernel(
             w = w_blocks.load([step * BLOCK_K, tile_n * BLOCK_N])
             total = tl.dot(x, w, total)
         # syncopate: epilogue total
-        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        y_ptrs = y_ptr + (rows[:, None] * stride_ym + columns[None, :])
-        inside = (rows[:, None] < M) & (columns[None, :] < N)
-        tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=inside)
+        # In halves: one has room in shared memory beside the loads of the next tile.
+        halves = tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
+        left, right = tl.split(halves)
+        row = tile_m * BLOCK_M
+        column = tile_n * BLOCK_N
+        y_blocks.store([row, column], left.to(y_ptr.dtype.element_ty))
+        y_blocks.store([row, column + BLOCK_N // 2], right.to(y_ptr.dtype.element_ty))
         # syncopate: end epilogue
 
 
@@ -201,10 +209,11 @@ class MatmulConfig:
 
     Attributes:
       group: rows of tiles that are walked down before the next column.
-      persistent: as many programs as the device has multiprocessors, each with several tiles.
-      described: loads go through tensor descriptors, by the copy unit; implies ``persistent``, and
-        rows of a multiple of 16 bytes.
-      specialized: some warps only load; alone, as waits would not hold those up.
+      persistent: programs compute several tiles each.
+      described: loads and stores go through tensor descriptors, by the copy unit; implies
+        ``persistent``, and rows of a multiple of 16 bytes.
+      flat: of a program with several tiles: loads of the next begin before one is stored. With
+        pointers that takes shared memory for the store: 3 stages of 128x256x64 in 16 bits.
     """
 
     block_m: int = 128
@@ -215,7 +224,7 @@ class MatmulConfig:
     num_stages: int = 4
     persistent: bool = False
     described: bool = False
-    specialized: bool = False
+    flat: bool = False
 
     @property
     def kernel(self) -> Any:
@@ -238,8 +247,7 @@ class MatmulConfig:
         found = {"M": m, "N": n, "K": k, "stride_xm": k, "stride_wk": n, "stride_ym": n}
         found |= {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k}
         found |= {"GROUP": self.group}
-        found |= {"PROGRAMS": programs} if self.walks else {}
-        return found | ({"SPECIALIZE": self.specialized} if self.described else {})
+        return found | ({"PROGRAMS": programs, "FLAT": self.flat} if self.walks else {})
 
 
 def matmul(

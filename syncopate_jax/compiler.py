@@ -20,6 +20,7 @@ from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.axis_map import AxisMap
 from syncopate_jax.kernel.frame import frame_box
 from syncopate_jax.kernel.local import PallasKernel
+from syncopate_jax.kernel.tiles import fewest_workers
 from syncopate_jax.options import ORDERS, Launch, is_order
 from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.passes.schedule_plan import schedule_plan
@@ -89,7 +90,7 @@ def compile(
     for candidate in backends.names() if backend == "auto" else (backend,):
         found: Backend = backends.get(candidate)
         most = found.workers(launch, plan.num_ranks) if target in found.targets else 1
-        chosen = work(_even(space.num_tiles, max(most, 1)))
+        chosen = work(fewest_workers(space.num_tiles, max(most, 1)))
         reason = found.unsupported_reason(chosen, target)
         if reason is None:
             return Operator(chosen, found, target)
@@ -99,16 +100,6 @@ def compile(
         f"no backend can fuse plan {plan.name} with kernel {kernel.name} for target {target}:\n"
         f"{listed}"
     )
-
-
-def _even(tiles: int, most: int) -> int:
-    """As few executors of tiles as take no more turns than ``most``: all then end together.
-
-    A multiprocessor that would only idle in the last turn is left out: tiles that are computed at
-    the same time stay neighbours, and under a GPU's power limit the others have a higher clock.
-    """
-    turns = max(-(-tiles // most), 1)
-    return max(-(-tiles // turns), 1)
 
 
 def _check_types(**arguments: object) -> None:

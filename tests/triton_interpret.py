@@ -124,6 +124,7 @@ class Interpreter:
         found = launched.load()
         device = module.load(DEVICE, {})
         device.wait_rows, device.signal = self._wait, self._signal  # type: ignore[attr-defined]
+        device.stored, device.ahead = lambda: None, lambda ptr: None  # type: ignore[attr-defined]
         found.sync = device  # type: ignore[attr-defined]
         for name, value in list(vars(found).items()):
             if isinstance(value, tl.constexpr):

@@ -27,6 +27,7 @@ import numpy as np
 from experiments.common import check, lowering, processes, results, shapes, timing
 from syncopate_jax.backends import triton_call
 from syncopate_jax.backends.triton_ordered import OrderedTriton
+from syncopate_jax.kernel.tiles import fewest_workers
 from syncopate_jax.ops import all_gather_matmul, matmul_reduce_scatter, stream_matmul
 from syncopate_jax.options import Launch
 from syncopate_jax.pallas_kernels import matmul_triton
@@ -37,14 +38,12 @@ CONFIGS = {
     "128x256": MatmulConfig(),
     "128x256 3 stages": MatmulConfig(num_stages=3),
     "128x128 two a processor": MatmulConfig(128, 128, num_warps=4, num_stages=3),
-    "128x256 persistent": MatmulConfig(persistent=True),
-    "128x256 described": MatmulConfig(described=True),
-    "128x256 specialized": MatmulConfig(described=True, specialized=True, num_warps=4),
-    "128x256 specialized, 3 stages": MatmulConfig(
-        described=True, specialized=True, num_warps=4, num_stages=3
-    ),
+    "128x256 persistent": MatmulConfig(group=16, persistent=True),
+    "128x256 persistent, flat": MatmulConfig(group=16, num_stages=3, persistent=True, flat=True),
+    "128x256 described": MatmulConfig(group=16, described=True),
+    "128x256 described, flat": MatmulConfig(group=16, described=True, flat=True),
 }
-USUAL = ("128x256 persistent", "128x256 described", "128x256 specialized")
+USUAL = tuple(name for name, config in CONFIGS.items() if config.walks)
 TINY = (shapes.Gemm("tiny", 1024, 512, 1536),)
 CHUNKS = 8
 WORST = 5e-3  # relative error that bfloat16 operands and results explain
@@ -83,9 +82,9 @@ def _cores() -> int:
 
 def local(gemm: shapes.Gemm, config: MatmulConfig, sms: int) -> Callable[..., jax.Array]:
     """The kernel as it was written."""
-    kernel = matmul_triton.matmul(gemm.m, gemm.k, gemm.n, "bfloat16", config, sms)
     rows, columns = config.tiles(gemm.m, gemm.n)
-    grid = min(sms, rows * columns) if config.walks else rows * columns
+    grid = fewest_workers(rows * columns, sms) if config.walks else rows * columns
+    kernel = matmul_triton.matmul(gemm.m, gemm.k, gemm.n, "bfloat16", config, grid)
     return lambda x, w: triton_call.run_alone(kernel, x, w, grid=grid)[0]
 
 
@@ -109,7 +108,7 @@ def behind_flags(
     """The rewritten kernel, in the order of chunks, each behind its flag."""
     kernel = matmul_triton.matmul(gemm.m, gemm.k, gemm.n, "bfloat16", config, sms)
     order, of = order_of(config, gemm, chunks)
-    ordered = OrderedTriton(kernel, order, of, min(sms, len(order)))
+    ordered = OrderedTriton(kernel, order, of, fewest_workers(len(order), sms))
     return lambda x, w, flags: ordered(x, w, flags=flags)[0]
 
 
@@ -126,7 +125,6 @@ def gemm_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, 
     begun = time.perf_counter()
     gemms = TINY if args.tiny else shapes.named_gemms()
     configs = {name: CONFIGS[name] for name in args.configs.split(";")}
-    flagged = [name for name, config in configs.items() if not config.specialized]
     todo: dict[str, Any] = {}
     for gemm in gemms:
         example = (
@@ -137,8 +135,8 @@ def gemm_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, 
         todo[f"{gemm.name} xla"] = (lambda x, w: x @ w, example)
         for name, config in configs.items():
             todo[f"{gemm.name} {name}"] = (local(gemm, config, sms), example)
-        for name in flagged:
-            run = behind_flags(gemm, CONFIGS[name], sms, CHUNKS)
+        for name, config in configs.items():
+            run = behind_flags(gemm, config, sms, CHUNKS)
             todo[f"{gemm.name} {name}, flags"] = (run, (*example, flags))
     compiled = compile_all(todo, args.lower)
     if args.lower:
@@ -225,7 +223,7 @@ def gemm_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def stream_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The product beside the copy of x from pinned host memory; its parts alone."""
-    gemm, config = shapes.Gemm("stream", 8192, 4096, 14336), CONFIGS["128x256 described"]
+    gemm, config = shapes.Gemm("stream", 8192, 4096, 14336), CONFIGS["128x256 described, flat"]
     device = jax.devices()[0]
     sms = _cores()
     host = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")

@@ -158,7 +158,10 @@ class LayoutMaker:
 
     def _waits(self, rows: Rows, at: int, epilogue: bool = False) -> Lists:
         """Rows (.., slot, count) by tile position, counts in warpgroups."""
-        width = rows.values.shape[1]
+        return self.maker.lists(self._wait_points(rows, at, epilogue), rows.values.shape[1])
+
+    def _wait_points(self, rows: Rows, at: int, epilogue: bool = False) -> Points:
+        """As ``_waits``, by rank and position."""
         points: Points = []
         for rank in range(self.ranks):
             found = []
@@ -171,7 +174,7 @@ class LayoutMaker:
                     ]
                 )
             points.append(found)
-        return self.maker.lists(points, width)
+        return points
 
     def waited(self, rank: int, slot: int, epilogue: bool) -> bool:
         """Whether a wait of the schedule is one here."""

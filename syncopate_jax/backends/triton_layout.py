@@ -18,7 +18,7 @@ import numpy as np
 from syncopate_jax.backends.buffers import result_tensor
 from syncopate_jax.backends.gpu_buffers import GATHERED, INPUT, LANDING, RESULT, Key, Placed
 from syncopate_jax.backends.gpu_tables import Points
-from syncopate_jax.backends.triton_transfers import TransferMaker, as_lists, strides
+from syncopate_jax.backends.triton_transfers import TransferMaker, as_lists, strides, wait_lists
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.kernel.triton_kernel import walked_axes
 from syncopate_jax.triton_source import scheme as parts
@@ -82,8 +82,10 @@ class TritonMaker(TransferMaker):
         self._check_sizes()
         self._scale_slots()
         order = self._axis_order()
-        waits = self._optional(self._waits(self.schedule.waits, 0))
-        epilogue_waits = self._optional(self._waits(self.schedule.e_waits, 0, epilogue=True))
+        schedule = self.schedule
+        waits = wait_lists(self.maker, self._wait_points(schedule.waits, 0))
+        before_store = self._wait_points(schedule.e_waits, 0, epilogue=True)
+        epilogue_waits = wait_lists(self.maker, before_store)
         signals = self._optional(self._signals())
         reads = self._reads()
         runs = self._runs(reads)
@@ -218,7 +220,7 @@ class TritonMaker(TransferMaker):
                     if self.waited(rank, slot, False):
                         point = position * count + starts[rank].index(step)
                         points[rank][point].append([slot, n * self.scale[rank, slot]])
-        waits = self._optional(self.maker.lists(points, 2))
+        waits = wait_lists(self.maker, points)
         return parts.Runs(count, self._columns(bounds), waits)
 
     @property

@@ -16,10 +16,11 @@ from syncopate_jax.backends import triton_call
 from syncopate_jax.backends.rank_table import TableMaker
 from syncopate_jax.backends.triton_call import Launched
 from syncopate_jax.backends.triton_layout import COUNTERS
+from syncopate_jax.backends.triton_transfers import wait_lists
 from syncopate_jax.errors import InputError
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.triton_source import module, rewrite
-from syncopate_jax.triton_source.scheme import Columns, Lists, Scheme
+from syncopate_jax.triton_source.scheme import Columns, Scheme
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,8 +95,7 @@ class OrderedTriton:
                 entry = (position % self.workers, chunk)
                 points.append([] if entry in seen else [[chunk, 1]])
                 seen.add(entry)
-            lists = maker.lists([points], 2)
-            waits = Lists(lists.start.offset, Columns(lists.rows.offset, lists.rows.multiples))
+            waits = wait_lists(maker, [points])
         table = maker.table
         scheme = Scheme(
             title="tiles in a given order, behind flags" if waits else "tiles in a given order",

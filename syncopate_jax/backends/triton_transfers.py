@@ -10,7 +10,7 @@ import numpy as np
 from syncopate_jax.backends import rank_table
 from syncopate_jax.backends.buffers import Buffer, result_tensor
 from syncopate_jax.backends.gpu_buffers import INPUT, RESULT, Key
-from syncopate_jax.backends.gpu_tables import LayoutMaker, own_key
+from syncopate_jax.backends.gpu_tables import LayoutMaker, Points, own_key
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.kernel.triton_body import TritonBody
 from syncopate_jax.native import copies
@@ -86,7 +86,7 @@ class TransferMaker(LayoutMaker):
             channels=len(channels),
             begins=self.maker.section(np.array(begins)[..., None]).offset,
             ops=self._columns(np.array(ops)),
-            waits=self._optional(self.maker.lists(waits, 2)),
+            waits=wait_lists(self.maker, waits),
             signals=self._optional(self.maker.lists(signals, 2)),
             moves=tuple(moves),
             piece=PIECE,
@@ -128,6 +128,22 @@ class TransferMaker(LayoutMaker):
     def _arrivals(self) -> dict[int, list[list[int]]]:
         """Nothing more is signalled: on a mesh ranks leave together, see ``triton_call``."""
         return {row: [] for row in range(self.c.n)}
+
+
+def wait_lists(maker: rank_table.TableMaker, points: Points) -> Lists | None:
+    """Appends lists of (slot, count) to the table; None where all are empty.
+
+    Where no point has two rows every point has one, of count 0 if it has none, so that a kernel
+    need not look up first where its list is.
+    """
+    most = max((len(rows) for one in points for rows in one), default=0)
+    if most > 1:
+        return as_lists(maker.lists(points, 2))
+    if most == 0:
+        return None
+    rows = [[[*found, [0, 0]][0] for found in one] for one in points]
+    section = maker.section(np.array(rows))
+    return Lists(0, Columns(section.offset, section.multiples), single=True)
 
 
 def as_lists(lists: rank_table.Lists) -> Lists:

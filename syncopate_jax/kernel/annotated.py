@@ -121,3 +121,10 @@ def blocks(function: ast.FunctionDef) -> Iterator[tuple[ast.AST, list[ast.stmt]]
             block = getattr(node, name, None)
             if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
                 yield node, block
+
+
+def is_descriptor_store(node: ast.AST) -> bool:
+    """Whether this is ``blocks.store(...)``, a store through a tensor descriptor."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    return node.func.attr == "store" and ast.unparse(node.func) != "tl.store"

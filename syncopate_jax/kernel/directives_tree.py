@@ -17,6 +17,7 @@ from syncopate_jax.kernel.annotated import (
     Region,
     assigned,
     blocks,
+    is_descriptor_store,
     parameters,
     used,
 )
@@ -370,9 +371,9 @@ class _Binder:
         region = self._region(epilogue, "epilogue")
         if not tile or region.block[0] is not tile[0]:
             raise epilogue.place.error("epilogue must stand in the block of the tile's statements")
-        stores = [n for s in region.inside for n in ast.walk(s) if _is_call(n, "tl.store")]
-        if not stores:
-            raise epilogue.place.error("epilogue encloses no tl.store")
+        inside = [node for statement in region.inside for node in ast.walk(statement)]
+        if not any(_is_call(node, "tl.store") or is_descriptor_store(node) for node in inside):
+            raise epilogue.place.error("epilogue encloses no tl.store, nor a descriptor's store")
         name = epilogue.accumulator
         if name and name not in assigned(region.block[: region.start]):
             raise epilogue.place.error(

@@ -100,6 +100,16 @@ class TileSpace:
         return tuple(itertools.product(*(range(axis.count) for axis in self.parallel)))
 
 
+def fewest_workers(tiles: int, most: int) -> int:
+    """As few executors of tiles as take no more turns than ``most``: all then end together.
+
+    A multiprocessor that would only idle in the last turn is left out: tiles that are computed at
+    the same time stay neighbours, and under a GPU's power limit the others have a higher clock.
+    """
+    turns = max(-(-tiles // most), 1)
+    return max(-(-tiles // turns), 1)
+
+
 def _unravel(counts: list[int], total: int) -> list[np.ndarray]:
     if not counts:
         return []

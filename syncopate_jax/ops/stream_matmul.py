@@ -22,6 +22,7 @@ from syncopate_jax.backends import triton_call
 from syncopate_jax.backends.triton_ordered import OrderedTriton
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.arguments import integer
+from syncopate_jax.kernel.tiles import fewest_workers
 from syncopate_jax.native import build, copies
 from syncopate_jax.ops.operands import check_arrays, result_dtype
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu
@@ -231,7 +232,7 @@ def _triton(
     from syncopate_jax.pallas_kernels import matmul_triton
 
     x, w = operands
-    sms = min(how.num_sms or _multiprocessors(), len(table))
+    sms = fewest_workers(len(table), how.num_sms or _multiprocessors())
     kernel = matmul_triton.matmul(
         x.shape[0], x.shape[1], w.shape[1], how.out_dtype, how.config, sms
     )

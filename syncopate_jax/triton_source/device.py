@@ -14,8 +14,21 @@ def entry(table_ptr, at, MULTIPLE: tl.constexpr):
     return tl.multiple_of(tl.load(table_ptr + at), MULTIPLE)
 
 
-# A wait is one statement, so that a loop with a wait in it is one that Triton pipelines, and costs a
-# comparison where the list is empty. One thread polls; those that hold up the others meet it after.
+@triton.jit
+def ahead(ptr):
+    """Begins to bring what is there into this multiprocessor's cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L1 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [ptr.to(tl.int64, bitcast=True)],
+        tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+# A wait is one statement, so that Triton pipelines a loop that has one, and costs a comparison
+# where its list is empty. One thread polls, the others meet it afterwards.
 POLL: tl.constexpr = tl.constexpr("""{
     .reg .pred p;
     .reg .b32 row, slot, wanted, seen;
@@ -61,6 +74,19 @@ def wait_rows(rows_ptr, begin, end, counters_ptr, FENCED: tl.constexpr):
 
 
 @triton.jit
+def stored():
+    """Returns once what this thread had the copy unit store is there for others to see."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group 0; fence.proxy.async.global; mov.u32 $0, 0;",
+        "=r",
+        [],
+        tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def signal(counter_ptr):
     """Raises a counter by one, once all threads have stored: a system-scope release."""
     tl.debug_barrier()
@@ -80,6 +106,13 @@ def wait_all(
     begin = tl.load(table_ptr + STARTS + point)
     end = tl.load(table_ptr + STARTS + point + 1)
     wait_rows(table_ptr + ROWS, begin, end, counters_ptr, FENCED)
+
+
+@triton.jit
+def wait_one(table_ptr, counters_ptr, point, ROWS: tl.constexpr, FENCED: tl.constexpr):
+    """Waits for the one (slot, count) of a point; a count of 0 is none."""
+    count = tl.load(table_ptr + ROWS + 2 * point + 1)
+    wait_rows(table_ptr + ROWS, point, point + tl.minimum(count, 1), counters_ptr, FENCED)
 
 
 @triton.jit
@@ -117,7 +150,8 @@ def at_rank(
     else:
         addresses_ptr = peers_ptr.to(tl.pointer_type(tl.int64))  # which JAX holds as two halves
         address = tl.load(addresses_ptr + NUMBER * RANKS + rank)
-        return tl.multiple_of(address, 16).to(first_ptr.dtype)
+        # Said of the pointer: what is known of an integer is forgotten when it becomes one.
+        return tl.multiple_of(address.to(first_ptr.dtype), 16)
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from syncopate_jax.triton_source.scheme import Array, Columns, Lists, Scheme, Spot
+from syncopate_jax.triton_source.scheme import Array, Columns, Lists, Read, Scheme, Spot
 
 
 @dataclass
@@ -15,12 +15,14 @@ class Phrases:
     Attributes:
       taken: names of the kernel, which no constant may have.
       fenced: whether the copy unit loads what is waited for, which takes a fence after the wait.
+      stored: whether the copy unit stores, whose stores end later than their statements.
       constants: those asked for so far, in that order.
     """
 
     scheme: Scheme
     taken: frozenset[str]
     fenced: bool
+    stored: bool
     constants: dict[str, int] = field(init=False, default_factory=dict)
 
     def constant(self, name: str, value: int) -> str:
@@ -35,11 +37,24 @@ class Phrases:
         multiple = columns.multiples[column]
         if multiple == 0:
             return "0"
-        offset = self.constant(name, columns.offset)
-        width = len(columns.multiples)
-        at = f"{offset} + {row}" if width == 1 else f"{offset} + {width} * {row}"
-        at += f" + {column}" if column else ""
+        at = self.row(name, columns, row) + (f" + {column}" if column else "")
         return f"sync.entry(table_ptr, {at}, {multiple})"
+
+    def row(self, name: str, columns: Columns, row: str) -> str:
+        """Where a row is in the table."""
+        offset, width = self.constant(name, columns.offset), len(columns.multiples)
+        return f"{offset} + {row}" if width == 1 else f"{offset} + {width} * {row}"
+
+    def list_at(self, name: str, lists: Lists, point: str) -> str:
+        """Where what is looked up first of a list is in the table."""
+        if lists.single:
+            return self.row(name, lists.rows, point)
+        return f"{self.lists(name, lists)[0]} + {point}"
+
+    @staticmethod
+    def read(read: Read) -> str:
+        """The constant that says where the table's rows of an operand begin."""
+        return f"READ_{read.pointer.removesuffix('_ptr').upper()}"
 
     def lists(self, name: str, lists: Lists) -> tuple[str, str]:
         """Constants: where the lists of a kind start, and their rows."""
@@ -97,6 +112,10 @@ class Phrases:
         """Waits for all that row ``point`` lists, if there are such lists."""
         if lists is None:
             return []
+        if lists.single:
+            rows = self.constant(name, lists.rows.offset)
+            given = f"table_ptr, own_counters, {point}, {rows}, FENCED={self.fenced}"
+            return [f"sync.wait_one({given})"]
         starts, rows = self.lists(name, lists)
         given = f"table_ptr, own_counters, {point}, {starts}, {rows}, FENCED={self.fenced}"
         return [f"sync.wait_all({given})"]
@@ -107,4 +126,5 @@ class Phrases:
             return []
         starts, rows = self.lists(name, lists)
         first = f"table_ptr, counters_ptr, peers_ptr, {point}, {starts}, {rows}"
-        return [f"sync.signal_all({first}, SLOTS, RANKS, FOLDED)"]
+        ended = ["sync.stored()"] if self.stored else []
+        return [*ended, f"sync.signal_all({first}, SLOTS, RANKS, FOLDED)"]

@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from syncopate_jax.errors import UnsupportedError
-from syncopate_jax.kernel.annotated import Annotated, Region, assigned, used
+from syncopate_jax.kernel.annotated import (
+    Annotated,
+    Region,
+    assigned,
+    is_descriptor_store,
+    used,
+)
 from syncopate_jax.triton_source import pointers
 from syncopate_jax.triton_source.phrases import Phrases
 from syncopate_jax.triton_source.scheme import Array, Read, Scheme
@@ -21,9 +27,9 @@ SUFFIX = "_fused"
 VERSION = 2
 """Raised when the same kernel and scheme give another text than before."""
 ADDED = (
-    "addend", "addend_ptr", "channel", "counters_ptr", "dst_ptr", "first_position", "own_counters",
-    "peers_ptr", "place", "position", "program", "rank", "run", "run_first", "run_last", "share",
-    "shares", "src_ptr", "sync", "table_ptr", "transfer",
+    "addend", "addend_ptr", "channel", "counters_ptr", "dst_ptr", "first_position", "following",
+    "own_counters", "peers_ptr", "place", "position", "program", "rank", "run", "run_first",
+    "run_last", "share", "shares", "src_ptr", "sync", "table_ptr", "transfer",
 )  # fmt: skip
 ADDED_ENDS = ("_again", "_here", "_rank", "_shift", "_spot", "_start")
 """Names that a rewritten kernel adds; a kernel that has one already is refused."""
@@ -54,7 +60,8 @@ class _Writer:
         taken |= set(self.source.parameters) | {self.source.name}
         calls = [n for n in ast.walk(function) if isinstance(n, ast.Call)]
         described = any(ast.unparse(n.func) == "tl.make_tensor_descriptor" for n in calls)
-        self.say = Phrases(self.scheme, frozenset(taken), described)
+        stored = any(map(is_descriptor_store, calls))
+        self.say = Phrases(self.scheme, frozenset(taken), described, stored)
         added = {name + end for name in taken for end in ADDED_ENDS}
         clash = sorted(taken & {*ADDED, *added, *(a.name for a in self.extra)})
         if clash:
@@ -234,27 +241,51 @@ class _Writer:
             return [*lines, f"for position in range({bounds}):"]
         call = loop.iter
         assert isinstance(call, ast.Call)
-        # Warps that only load would not wait: the wait is the computing ones'.
-        kept = [k for k in call.keywords if k.arg != "warp_specialize"]
+        # Warps that only load would not wait: the wait is the computing ones'. Loops that are made
+        # one are pipelined only where nothing else in them is a loop.
+        left_out = {"warp_specialize", *(("flatten",) if self._tile_loops else ())}
+        kept = [k for k in call.keywords if k.arg not in left_out]
         extra = "".join(f", {ast.unparse(keyword)}" for keyword in kept)
         return [*lines, f"for position in {ast.unparse(call.func)}({bounds}{extra}):"]
+
+    @property
+    def _tile_loops(self) -> bool:
+        """Whether a tile gains a loop: over runs, partial results, places or signals."""
+        scheme = self.scheme
+        several = scheme.write is not None and not scheme.write.single
+        return bool(scheme.runs or scheme.addends or scheme.signals or several)
 
     # --- a tile --------------------------------------------------------------------------------
 
     def _tile_start(self) -> list[str]:
-        """Its index along each axis, its waits, and where its operands are."""
+        """Its index along each axis, where its operands are, and its waits."""
         lines = []
         for number, (_, variable) in enumerate(self.source.variables):
             lines.append(
                 f"{variable} = {self.say.entry('ORDER', self.scheme.order, 'position', number)}"
             )
-        lines += self.say.wait("WAITS", self.scheme.waits, "position")
         for read in self.scheme.reads:
             if not read.by_run:
                 lines += self._find(read, "position")
+        lines += self.say.wait("WAITS", self.scheme.waits, "position")
         for name in self._reset():
             lines.append(f"{name}_here = {name}")
-        return lines
+        return [*lines, *self._ahead()]
+
+    def _ahead(self) -> list[str]:
+        """What the table says of the next tile is brought close while this one is computed."""
+        scheme, say = self.scheme, self.say
+        rows = [("ORDER", scheme.order)] if any(scheme.order.multiples) else []
+        rows += [(say.read(r), r.where) for r in scheme.reads if not r.by_run]
+        lists = {"WAITS": scheme.waits, "EPILOGUE_WAITS": scheme.epilogue_waits}
+        lists |= {"STORES": scheme.write.where if scheme.write else None}
+        lists |= {"SIGNALS": scheme.signals}
+        found = [say.row(name, where, "following") for name, where in rows]
+        found += [say.list_at(n, x, "following") for n, x in lists.items() if x is not None]
+        if not found:
+            return []
+        lines = ["following = tl.minimum(position + WORKERS, TILES - 1)"]
+        return [*lines, *(f"sync.ahead(table_ptr + {at})" for at in found)]
 
     def _reset(self) -> list[str]:
         """Names that a tile changes and expects as they were before the first tile."""
@@ -277,7 +308,7 @@ class _Writer:
         """Points ``<pointer>_here`` to where the operand's data is."""
         stem = read.pointer.removesuffix("_ptr")
         name = f"{read.pointer}_here"
-        return self.say.place(name, stem, read.spots, f"READ_{stem.upper()}", read.where, row)
+        return self.say.place(name, stem, read.spots, self.say.read(read), read.where, row)
 
     def _tile_body(self) -> list[str]:
         source, names = self.source, self._names()

@@ -25,10 +25,15 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """A list of rows at every point; that of point i ends where that of point i + 1 begins."""
+    """A list of rows at every point; that of point i ends where that of point i + 1 begins.
+
+    Attributes:
+      single: of waits: every point has one row, of count 0 where nothing is waited for.
+    """
 
     starts: int
     rows: Columns
+    single: bool = False
 
 
 @dataclass(frozen=True, slots=True)

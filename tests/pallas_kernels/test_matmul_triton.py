@@ -18,7 +18,9 @@ from tests.triton_interpret import run_alone
 CONFIGS = {
     "one tile a program": MatmulConfig(16, 16, 16, group=2),
     "persistent": MatmulConfig(16, 16, 16, group=2, persistent=True),
+    "flat": MatmulConfig(16, 16, 16, group=2, persistent=True, flat=True),
     "descriptors": MatmulConfig(16, 16, 16, group=2, described=True),
+    "descriptors, flat": MatmulConfig(16, 16, 16, group=2, described=True, flat=True),
 }
 
 
