@@ -167,6 +167,7 @@ def described_matmul_kernel(
     GROUP: tl.constexpr,
     PROGRAMS: tl.constexpr,
     FLAT: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """As ``persistent_matmul_kernel``; the copy unit loads and stores, by tensor descriptors."""
     # syncopate: axis m: extent=M, tile=BLOCK_M
@@ -178,7 +179,7 @@ def described_matmul_kernel(
     # syncopate: tiles persistent
     x_blocks = tl.make_tensor_descriptor(x_ptr, [M, K], [stride_xm, 1], [BLOCK_M, BLOCK_K])
     w_blocks = tl.make_tensor_descriptor(w_ptr, [K, N], [stride_wk, 1], [BLOCK_K, BLOCK_N])
-    y_blocks = tl.make_tensor_descriptor(y_ptr, [M, N], [stride_ym, 1], [BLOCK_M, BLOCK_N // 2])
+    y_blocks = tl.make_tensor_descriptor(y_ptr, [M, N], [stride_ym, 1], [BLOCK_M, BLOCK_N // PARTS])
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=FLAT):
@@ -193,13 +194,16 @@ def described_matmul_kernel(
             w = w_blocks.load([step * BLOCK_K, tile_n * BLOCK_N])
             total = tl.dot(x, w, total)
         # syncopate: epilogue total
-        # In halves: one has room in shared memory beside the loads of the next tile.
-        halves = tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
-        left, right = tl.split(halves)
         row = tile_m * BLOCK_M
         column = tile_n * BLOCK_N
-        y_blocks.store([row, column], left.to(y_ptr.dtype.element_ty))
-        y_blocks.store([row, column + BLOCK_N // 2], right.to(y_ptr.dtype.element_ty))
+        if PARTS == 1:
+            y_blocks.store([row, column], total.to(y_ptr.dtype.element_ty))
+        else:
+            # A half has room in shared memory beside 4 stages of the next tile's loads.
+            halves = tl.permute(tl.reshape(total, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
+            left, right = tl.split(halves)
+            y_blocks.store([row, column], left.to(y_ptr.dtype.element_ty))
+            y_blocks.store([row, column + BLOCK_N // 2], right.to(y_ptr.dtype.element_ty))
         # syncopate: end epilogue
 
 
@@ -214,6 +218,7 @@ class MatmulConfig:
         ``persistent``, and rows of a multiple of 16 bytes.
       flat: of a program with several tiles: loads of the next begin before one is stored. With
         pointers that takes shared memory for the store: 3 stages of 128x256x64 in 16 bits.
+      parts: bands of columns that descriptors store a tile in, 1 or 2; 1 leaves room for 3 stages.
     """
 
     block_m: int = 128
@@ -225,6 +230,7 @@ class MatmulConfig:
     persistent: bool = False
     described: bool = False
     flat: bool = False
+    parts: int = 2
 
     @property
     def kernel(self) -> Any:
@@ -247,7 +253,8 @@ class MatmulConfig:
         found = {"M": m, "N": n, "K": k, "stride_xm": k, "stride_wk": n, "stride_ym": n}
         found |= {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k}
         found |= {"GROUP": self.group}
-        return found | ({"PROGRAMS": programs, "FLAT": self.flat} if self.walks else {})
+        found |= {"PROGRAMS": programs, "FLAT": self.flat} if self.walks else {}
+        return found | ({"PARTS": self.parts} if self.described else {})
 
 
 def matmul(

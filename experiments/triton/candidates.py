@@ -220,6 +220,7 @@ CANDIDATES = {
     "descriptors, flat, 2 parts, group 8": Candidate(described, stages=4, group=8),
     "descriptors, flat, 2 parts, all programs": Candidate(described, stages=4, even=False),
     "descriptors, flat, 128 deep": Candidate(described, block_k=128, stages=2),
+    "descriptors, flat, 1 part, 32 deep": Candidate(described, block_k=32, stages=6, parts=1),
     "descriptors, flat, 256x128": Candidate(described, 256, 128, group=8, stages=4),
     "descriptors, 128x(128+64)": Candidate(
         two_widths, block_n=128, narrow=64, stages=4, flatten=False

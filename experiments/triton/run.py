@@ -42,6 +42,9 @@ CONFIGS = {
     "128x256 persistent, flat": MatmulConfig(group=16, num_stages=3, persistent=True, flat=True),
     "128x256 described": MatmulConfig(group=16, described=True),
     "128x256 described, flat": MatmulConfig(group=16, described=True, flat=True),
+    "128x256 described, flat, 3 stages": MatmulConfig(
+        group=16, num_stages=3, described=True, flat=True, parts=1
+    ),
 }
 USUAL = tuple(name for name, config in CONFIGS.items() if config.walks)
 TINY = (shapes.Gemm("tiny", 1024, 512, 1536),)

@@ -56,7 +56,7 @@ class OrderedTriton:
         """The kernel's results; ``flags`` is int32 [chunks], waited for until it is 1."""
         kernel = self.kernel
         pointers = kernel.triton_body.pointers
-        table, scheme = self._scheme()
+        table, scheme = self.table_and_scheme()
         inputs = dict(zip((pointers[name] for name in kernel.operands), operands, strict=True))
         inputs |= {"table_ptr": table, "peers_ptr": table, COUNTERS: flags}
         outputs = {
@@ -84,7 +84,8 @@ class OrderedTriton:
             label=f"ordered_{self.kernel.name}",
         )
 
-    def _scheme(self) -> tuple[jax.Array, Scheme]:
+    def table_and_scheme(self) -> tuple[jax.Array, Scheme]:
+        """What the rewritten kernel reads of tiles and flags, and where it does."""
         maker = TableMaker(1)
         order = maker.section(self.order[None])
         waits = None

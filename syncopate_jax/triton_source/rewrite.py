@@ -241,8 +241,9 @@ class _Writer:
             return [*lines, f"for position in range({bounds}):"]
         call = loop.iter
         assert isinstance(call, ast.Call)
-        # Warps that only load would not wait: the wait is the computing ones'. Loops that are made
-        # one are pipelined only where nothing else in them is a loop.
+        # Warps that only load would not wait: the wait is the computing ones'. A flat loop waits
+        # for the next tile before it stores this one, which is safe only where nobody waits for a
+        # tile; and Triton pipelines it only where there is no other loop in it.
         left_out = {"warp_specialize", *(("flatten",) if self._tile_loops else ())}
         kept = [k for k in call.keywords if k.arg not in left_out]
         extra = "".join(f", {ast.unparse(keyword)}" for keyword in kept)

@@ -30,7 +30,7 @@ def test_folded_ranks(case: Case, backend: str, ranks: int) -> None:
         assert error(fn(x, w), wanted) < 5e-3
 
 
-@pytest.mark.parametrize("kind", ["plain", "persistent", "described", "specialized"])
+@pytest.mark.parametrize("kind", ["plain", "persistent", "flat", "described", "described flat"])
 @pytest.mark.parametrize(("m", "k", "n"), [(1024, 512, 768), (1000, 456, 776)])
 def test_products_alone(kind: str, m: int, k: int, n: int) -> None:
     from syncopate_jax.pallas_kernels import matmul_triton
@@ -39,7 +39,8 @@ def test_products_alone(kind: str, m: int, k: int, n: int) -> None:
         "plain": {},
         "persistent": {"persistent": True},
         "described": {"described": True},
-        "specialized": {"described": True, "specialized": True, "num_warps": 4},
+        "flat": {"persistent": True, "flat": True, "num_stages": 3},
+        "described flat": {"described": True, "flat": True},
     }
     config = matmul_triton.MatmulConfig(**chosen[kind])
     rows_, columns = config.tiles(m, n)

@@ -7,6 +7,7 @@ program has written is NaN.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from syncopate_jax import compiler
 from syncopate_jax.backends import triton_call
 from syncopate_jax.backends.interface import interpret_settings
+from syncopate_jax.backends.triton_ordered import OrderedTriton
 from syncopate_jax.ir.build import build_plan
 from syncopate_jax.ir.chunk import Box, Chunk
 from syncopate_jax.ir.comm import P2P, ComputeDep, Operation
@@ -323,3 +325,32 @@ def test_an_example_of_one_dimension_behind_a_gather() -> None:
     rows = [split(x, ranks, 0), repeated(y, ranks)]
     (out,) = run(kernel, plan, {"x": "x_ptr"}, "ldst_dedicated", rows)
     np.testing.assert_allclose(out, repeated(x + y, ranks), rtol=1e-6)
+
+
+PRODUCTS = {
+    "one tile a program": {},
+    "persistent": {"persistent": True},
+    "flat": {"persistent": True, "flat": True},
+    "descriptors, flat": {"described": True, "flat": True},
+}
+
+
+@pytest.mark.parametrize("chosen", PRODUCTS.values(), ids=PRODUCTS.keys())
+def test_tiles_in_a_given_order_behind_flags(
+    chosen: dict[str, bool], monkeypatch: pytest.MonkeyPatch, simulator: Interpreter
+) -> None:
+    """Each program waits once for a chunk; tiles that the order names twice or not would show."""
+    run = functools.partial(triton_call.simulate, simulator)
+    monkeypatch.setattr(triton_call, "launch", run)
+    config = matmul_triton.MatmulConfig(16, 16, 16, group=2, **chosen)
+    kernel = matmul_triton.matmul(40, 20, 24, "float32", config, 4)
+    order = np.random.default_rng(1).permutation([(m, n) for m in range(3) for n in range(2)])
+    ordered = OrderedTriton(kernel, order.astype(np.int32), order[:, 0] % 2, 2)
+    keys = jax.random.split(jax.random.key(2))
+    x, w = jax.random.normal(keys[0], (40, 20)), jax.random.normal(keys[1], (20, 24))
+    (y,) = ordered(x, w, flags=jnp.ones(2, jnp.int32))
+    np.testing.assert_allclose(y, x @ w, rtol=1e-4, atol=1e-4)
+    taken = {(i % 2, int(chunk), 1) for i, chunk in enumerate(order[:, 0] % 2)}
+    assert sorted(simulator.waited) == sorted(taken)
+    with pytest.raises(Exception, match=r"waits for counter 1 to reach 1, it is 0"):
+        jax.block_until_ready(ordered(x, w, flags=jnp.array([1, 0], jnp.int32)))

@@ -21,6 +21,9 @@ CONFIGS = {
     "flat": MatmulConfig(16, 16, 16, group=2, persistent=True, flat=True),
     "descriptors": MatmulConfig(16, 16, 16, group=2, described=True),
     "descriptors, flat": MatmulConfig(16, 16, 16, group=2, described=True, flat=True),
+    "descriptors, flat, 1 part": MatmulConfig(
+        16, 16, 16, group=2, described=True, flat=True, parts=1
+    ),
 }
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("triton")
@@ -16,8 +17,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from syncopate_jax.backends.triton_call import Launched
+from syncopate_jax.backends.triton_ordered import OrderedTriton
 from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel import directives_tree
+from syncopate_jax.kernel.local import PallasKernel
+from syncopate_jax.pallas_kernels import matmul_triton
+from syncopate_jax.pallas_kernels.matmul_triton import MatmulConfig
 from syncopate_jax.triton_source import module, rewrite
 from syncopate_jax.triton_source.scheme import (
     Addends,
@@ -31,9 +38,7 @@ from syncopate_jax.triton_source.scheme import (
 from syncopate_jax.triton_source.text import fitted
 from tests.golden.compare import golden
 from tests.kernel.test_directives import KERNEL, PERSISTENT
-from tests.triton_source.works import WORKS, fused, parameters
-
-SHORT = {"float32": "fp32", "bfloat16": "bf16", "int32": "i32"}
+from tests.triton_source.works import WORKS, fused, gather, parameters
 
 
 @pytest.mark.parametrize("name", WORKS)
@@ -100,9 +105,13 @@ def test_triton_compiles_all_for_hopper(
 def compiled(name: str, folded: bool, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What Triton makes of a work for compute capability 9.0; needs no GPU."""
     kernel = fused(name, monkeypatch, folded)
-    launched = kernel.launched(*parameters(kernel), frozenset())
-    whole = {"table_ptr": "int32", "peers_ptr": "int32", "counters_ptr": "int32"}
-    signature = {n: "*" + SHORT[whole.get(n, "float32")] for n in launched.order}
+    return hopper(kernel.launched(*parameters(kernel), frozenset()), "fp32")
+
+
+def hopper(launched: Launched, dtype: str) -> Any:
+    """What Triton makes of a launch for compute capability 9.0; ``dtype`` of operands."""
+    whole = ("table_ptr", "peers_ptr", "counters_ptr", "token_ptr")
+    signature = {n: "*i32" if n in whole else f"*{dtype}" for n in launched.order}
     signature |= {n: "constexpr" for n, _ in launched.arguments}
     attributes = {(i,): [["tt.divisibility", 16]] for i in range(len(launched.order))}
     function = getattr(launched.load(), launched.name)
@@ -134,6 +143,70 @@ def rewritten(text: str, scheme: Scheme = SCHEME) -> str:
 def test_the_loop_of_a_persistent_kernel_keeps_its_options() -> None:
     text = rewritten(PERSISTENT, replace(SCHEME, order=Columns(0, (1,))))
     assert "for position in tl.range(program, TILES, WORKERS, num_stages=2):" in text
+
+
+def test_a_flat_loop_stays_so_where_nobody_waits_for_its_tiles() -> None:
+    """It waits for the next tile before it stores this one, and may have no other loop in it."""
+    text = PERSISTENT.replace("num_stages=2", "flatten=True")
+    scheme = replace(SCHEME, order=Columns(0, (1,)), waits=Lists(0, Columns(4, (1, 1)), True))
+    head = "for position in tl.range(program, TILES, WORKERS, flatten=True):"
+    assert head in rewritten(text, scheme)
+    signals = Lists(0, Columns(4, (1, 1)))
+    assert head.replace(", flatten=True", "") in rewritten(text, replace(scheme, signals=signals))
+
+
+def test_what_the_copy_unit_stored_is_there_before_a_signal() -> None:
+    source = directives_tree.read(MatmulConfig(described=True).kernel)
+    arrays = ("x_ptr", "w_ptr", *SCHEME.parameters[1:])
+    scheme = replace(SCHEME, parameters=arrays, signals=Lists(2, Columns(4, (1, 1))))
+    lines = [line.strip() for line in rewrite.rewrite(source, scheme).splitlines()]
+    assert lines[lines.index("sync.signal_all(") - 1] == "sync.stored()"
+
+
+PIPELINED = {
+    "pointers": MatmulConfig(persistent=True),
+    "pointers, flat": MatmulConfig(persistent=True, flat=True, num_stages=3),
+    "descriptors": MatmulConfig(described=True),
+    "descriptors, flat": MatmulConfig(described=True, flat=True),
+}
+
+
+@pytest.mark.parametrize("config", PIPELINED.values(), ids=PIPELINED.keys())
+def test_a_product_in_order_behind_flags_is_pipelined(config: MatmulConfig) -> None:
+    """Products overlap, flat loops are one loop, and nothing spills or exceeds a Hopper block."""
+    kernel = matmul_triton.matmul(1024, 512, 1024, "bfloat16", config, 8)
+    order = np.stack(np.unravel_index(np.arange(32), (8, 4)), axis=-1)
+    ordered = OrderedTriton(kernel, order, order[:, 0], 8)
+    found = hopper(ordered.launched(*in_order(ordered)), "bf16")
+    assert found.metadata.shared <= 227 * 1024
+    assert re.findall(r"warp_group_dot_wait[^\n]*pendings = (\d)", found.asm["ttgir"])[0] == "1"
+    assert found.asm["ttgir"].count("scf.for") == (1 if config.flat else 2)
+    assert found.asm["ptx"].count("ld.acquire.sys") >= 1
+
+
+@pytest.mark.parametrize("backend", ["ldst_dedicated", "ldst_colocated"])
+def test_operands_of_peers_are_loaded_asynchronously(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 bytes at a time: what is known of the alignment of an address is kept."""
+    monkeypatch.setitem(WORKS, "large", (large, large_plan, {"x": "x"}, backend))
+    kernel = fused("large", monkeypatch)
+    found = hopper(kernel.launched(*parameters(kernel), frozenset()), "bf16")
+    assert re.findall(r"warp_group_dot_wait[^\n]*pendings = (\d)", found.asm["ttgir"])[0] == "1"
+    assert "cp.async.cg" in found.asm["ptx"] and "cp.async.ca" not in found.asm["ptx"]
+
+
+def large() -> PallasKernel:
+    return matmul_triton.matmul(1024, 512, 1024, "bfloat16", PIPELINED["pointers, flat"], 4)
+
+
+def large_plan() -> Plan:
+    return gather(0, "bfloat16", x=(1024, 512))
+
+
+def in_order(ordered: OrderedTriton) -> tuple[Scheme, tuple[str, ...], tuple[str, ...]]:
+    inputs = ("x_ptr", "w_ptr", "table_ptr", "peers_ptr", "counters_ptr")
+    return ordered.table_and_scheme()[1], inputs, ("y_ptr",)
 
 
 def test_a_name_that_is_taken_is_refused() -> None:
