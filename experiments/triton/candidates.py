@@ -7,7 +7,7 @@ tile begin while this one is finished), and in their sizes.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import triton
@@ -197,7 +197,8 @@ class Candidate:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        return {n: v for n, v in asdict(self).items() if n != "kernel"}
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return named | {"kernel": self.kernel.__name__}
 
 
 CANDIDATES = {

@@ -79,14 +79,14 @@ def compiled(
 def measure(
     gemm: shapes.Gemm, versions: dict[str, Callable[..., jax.Array]], args: argparse.Namespace
 ) -> dict[str, Any]:
-    """One shape's row; a candidate that is wrong is left out, with its error."""
+    """One shape's row; a candidate that is wrong or does not run is left out, with its error."""
     inputs = [operands(gemm, seed) for seed in range(2)]
     wrong, errors = {}, {}
     for name, run in versions.items():
         try:
             errors[name] = check.checked_error(name, run(*inputs[0]), *inputs[0])[0]
-        except ValueError as error:
-            wrong[name] = str(error)
+        except (ValueError, jax.errors.JaxRuntimeError) as error:
+            wrong[name] = str(error)[:300]
     right = {name: versions[name] for name in errors}
     calls = max(10, int(6e-3 / (gemm.flops / 700e12)))
     seconds = timing.interleaved_seconds(
@@ -127,8 +127,12 @@ def lower_all(cores: int) -> None:
             processes.emit(lowering.lowered(f"{gemm.name} {name}", run, example))
 
 
-def compare(args: argparse.Namespace, cores: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Both rounds: all candidates on the first shapes, the best on all."""
+def compare(args: argparse.Namespace, cores: int, save: Callable[..., None]) -> dict[str, Any]:
+    """Both rounds: all candidates on the first shapes, the best on all; saved after each shape.
+
+    Returns:
+      By round, how many shapes were measured by then and the candidates' ``means``.
+    """
     begun = time.perf_counter()
     gemms = TINY if args.tiny else shapes.named_gemms()
     first = [gemm for gemm in gemms if gemm.name in FIRST] or list(gemms)
@@ -144,10 +148,11 @@ def compare(args: argparse.Namespace, cores: int) -> tuple[dict[str, Any], list[
             versions = {name: made[gemm.name, name] for name in names if (gemm.name, name) in made}
             rows.append(measure(gemm, versions, args))
             processes.emit(rows[-1])
-        summary[label] = {"shapes": len(rows), "of_xla": means(rows)}
-        kept = [name for name in summary[label]["of_xla"] if name != "xla"][: args.keep]
+            summary[label] = {"shapes": len(rows), "of_xla": means(rows)}
+            save(summary, rows)
+        kept = [name for name in means(rows) if name != "xla"][: args.keep]
         names = ["xla", *dict.fromkeys([*kept, next(iter(CANDIDATES))])]
-    return summary, rows
+    return summary
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -166,20 +171,21 @@ def main(argv: list[str] | None = None) -> None:
         return
     import triton
 
-    cores = int(getattr(jax.devices()[0], "core_count", None) or lowering.CORES)
-    summary, rows = compare(args, cores)
     environment = results.environment()
     environment["versions"]["triton"] = triton.__version__
     head = {
         "experiment": "triton_candidates",
         **environment,
-        "summary": summary,
         "candidates": {name: candidate.sizes for name, candidate in CANDIDATES.items()},
         "options": {name: getattr(args, name) for name in ("rounds", "pause", "keep")},
     }
-    if args.out:
-        results.write(args.out, head, rows)
-    for label, found in summary.items():
+
+    def save(summary: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+        if args.out:
+            results.write(args.out, {**head, "summary": summary}, rows)
+
+    cores = int(getattr(jax.devices()[0], "core_count", None) or lowering.CORES)
+    for label, found in compare(args, cores, save).items():
         print(
             label, *(f"{value:.3f} {name}" for name, value in found["of_xla"].items()), sep="\n  "
         )
