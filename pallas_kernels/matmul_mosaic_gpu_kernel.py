@@ -29,6 +29,7 @@ _untyped: Any = plgpu
 
 CTA_AXIS, WARPGROUP_AXIS = "cta", "wg"
 ADDEND_STEPS = 6  # k steps that hide a wait that is over and a read of a tile from L2
+LOOK_UP_STEPS = 2  # k steps that hide a read of the table from L2
 
 
 def compute_tiles(
@@ -250,8 +251,13 @@ class _Worker:
     def compute_tile_overlapped(self, tile: tile_loop.Tile, state: Any, wg: jax.Array) -> Any:
         """One tile, beside whose products the tile before it is stored."""
         tile = self.cta_tile(tile)
-        slot, pending, before, parts = state
-        before = tile_loop.Tile(*before)
+        slot, pending, last, parts = state
+        before = tile_loop.Tile(*last)
+
+        def look_up() -> None:
+            nonlocal before, tile
+            if self.loop.look_up is not None:
+                before, tile = self.loop.look_up(before, tile)
 
         def store(index: int) -> None:
             self.store_part(before, index, parts[index], wg, only_if=pending)
@@ -259,13 +265,20 @@ class _Worker:
         def scope(acc: Any) -> Any:
             addends: list[jax.Array] = []
             end, done = slot, 0
+            if self.first_store:
+                end, done = self.multiply(acc, 0, 0, end, wg, look_up), 1
+            else:
+                look_up()
             for index, k in enumerate(self.store_steps):
                 end = self.multiply(acc, done, k, end, wg, functools.partial(store, index))
                 done = k + 1
             if self.loop.after_tile is not None:
-                end = self.multiply(acc, done, self.signal_step, end, wg)
-                done = self.signal_step
-                pl.when(pending)(lambda: self.signal(before))
+                tell = functools.partial(pl.when(pending), lambda: self.signal(before))
+                beside = tell if self.signals_beside else None
+                end = self.multiply(acc, done, self.signal_step, end, wg, beside)
+                done = self.signal_step + self.signals_beside
+                if not self.signals_beside:
+                    tell()
             if self.operands.addends_ahead:
 
                 def read() -> None:
@@ -291,23 +304,45 @@ class _Worker:
         are spread over the product: all CTAs end a tile together, and the link would stall them.
         """
         count = min(len(self.subtiles), self.k_steps)
-        span = self.signal_step if self.loop.after_tile is not None else count
+        first = self.first_store
+        span = self.store_span - first
         late = len(self.subtiles) - count
-        return [*(index * span // count for index in range(count)), *[self.k_steps] * late]
+        return [*(first + index * span // count for index in range(count)), *[self.k_steps] * late]
+
+    @property
+    def store_span(self) -> int:
+        """The k steps over which the tile before is stored."""
+        if self.loop.after_tile is not None:
+            return self.signal_step
+        return min(len(self.subtiles) + self.first_store, self.k_steps)
+
+    @property
+    def first_store(self) -> int:
+        """The k step of the first store; the table is read beside the product until then."""
+        if self.loop.look_up is None:
+            return 0
+        return min(LOOK_UP_STEPS, max(self.k_steps - len(self.subtiles), 0))
 
     @property
     def signal_step(self) -> int:
-        """The k step before which the tile before is signalled: its stores are long complete.
+        """The k step at which the tile before is signalled: its stores are long complete."""
+        least = min(len(self.subtiles) + self.first_store, self.k_steps)
+        return max(3 * self.k_steps // 4, least)
 
-        Not beside it: that takes registers which there are not where many peers are told.
+    @property
+    def signals_beside(self) -> bool:
+        """Whether the signal step's product hides a part of what signalling takes.
+
+        Not where addends come through shared memory: then registers do not suffice.
         """
-        return max(3 * self.k_steps // 4, min(len(self.subtiles), self.k_steps))
+        simple = self.operands.addend is None or self.operands.addends_ahead
+        return self.loop.tells_few and simple and self.signal_step < self.k_steps
 
     @property
     def addend_step(self) -> int:
         """The k step beside which addends are read: late, as peers may be late, but hidden."""
         told = self.loop.after_tile is not None
-        least = self.signal_step if told else self.store_steps[-1] + 1
+        least = self.signal_step + self.signals_beside if told else self.store_steps[-1] + 1
         return max(self.k_steps - ADDEND_STEPS, least)
 
     def multiply(

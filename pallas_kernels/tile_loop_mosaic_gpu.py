@@ -26,13 +26,14 @@ class Tile:
     """One step's tile: its step on this worker, its block indices, and its chunk, all int32.
 
     ``m`` and ``n`` count tiles of one CTA; ``chunk`` is the table's third column, 0 in a natural
-    order.
+    order. ``known`` is what the loop's owner has looked up of the tile ahead of its hooks.
     """
 
     step: jax.Array
     m: jax.Array
     n: jax.Array
     chunk: jax.Array
+    known: Any = None
 
 
 class TileOrder(Protocol):
@@ -137,8 +138,13 @@ class TileLoop:
       k_block: maps the tile and k step to the block of the contraction dimension to load then.
       after_tile: called with the tile by *every* compute warpgroup once its part of the tile is in
         GMEM, so a counter advances by the number of compute warpgroups per tile.
+      tells_few: ``after_tile`` takes few registers, and may run while the tensor cores are at work.
       before_addend: called with the tile by every compute warpgroup before it reads the epilogue's
         addend for the tile.
+      look_up: called by every compute warpgroup when the product of a tile begins beside which the
+        one before is stored, with both; returns them with what their stores and signals, and their
+        addends, need of memory as ``known``. A kernel that stores each tile before the next does
+        not call it.
     """
 
     order: TileOrder
@@ -148,7 +154,9 @@ class TileLoop:
     before_k_step: Callable[[Tile, jax.Array], None] | None = None
     k_block: Callable[[Tile, jax.Array], jax.Array] | None = None
     after_tile: Callable[[Tile], None] | None = None
+    tells_few: bool = False
     before_addend: Callable[[Tile], None] | None = None
+    look_up: Callable[[Tile, Tile], tuple[Tile, Tile]] | None = None
 
     def run(self, body: Callable[[Tile, Any], Any], carry: Any) -> Any:
         """Folds ``body`` over this worker's tiles; run by every warpgroup that needs them."""

@@ -2,7 +2,7 @@
 
 A task is ``python -m module arguments…`` that prints a line of JSON a row. A kernel that hangs or a
 process that dies costs its own limit and no other task. Where tasks are timed they take turns: all
-of them trace and compile at once, then one after the other has the device.
+of them trace and compile at once, then one after the other has the machine, the others stopped.
 """
 
 from __future__ import annotations
@@ -199,12 +199,16 @@ class _Process:
                 popen.wait()
 
     def get_ready(self, seconds: float) -> None:
-        """Returns once it waits for its turn, or has ended; it is ended after ``seconds``."""
+        """Returns once it waits, stopped, for its turn, or has ended; is ended after ``seconds``.
+
+        Stopped, as its runtime's threads would take time of the host from the task that is timed.
+        """
         assert self.popen.stdout is not None
         timer = threading.Timer(max(seconds, 0), self.kill)
         timer.start()
         for line in self.popen.stdout:
             if line.strip() == READY:
+                self.send(signal.SIGSTOP)
                 break
             self.early.append(line)
         timer.cancel()
@@ -214,6 +218,7 @@ class _Process:
         assert self.popen.stdout is not None and self.popen.stdin is not None
         if self.waits:
             self.waits = False
+            self.send(signal.SIGCONT)
             with contextlib.suppress(BrokenPipeError):  # it has ended; ``end`` says how
                 self.popen.stdin.write("go\n")
                 self.popen.stdin.flush()
@@ -227,8 +232,12 @@ class _Process:
     def kill(self) -> None:
         """Ends it and what it has started, which may live on and hold its output."""
         self.killed |= self.popen.poll() is None
+        self.send(signal.SIGKILL)
+
+    def send(self, what: signal.Signals) -> None:
+        """Sends a signal to it and what it has started."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
+            os.killpg(self.popen.pid, what)
 
     def end(self) -> str | int:
         """0 where all went well, else what happened."""

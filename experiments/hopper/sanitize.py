@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 from experiments.common import processes, results
@@ -60,6 +61,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--backend", required=True)
     parser.add_argument("--target", default="mosaic_gpu")
     parser.add_argument("--operators", nargs="*", default=["matmul_all_reduce"])
+    parser.add_argument("--limit", type=float, default=600, help="seconds the tool may take")
     parser.add_argument("--tiny", action="store_true", help="by XLA, without a GPU")
     parser.add_argument("--lower", action="store_true", help="lower the program, without a GPU")
     args = parser.parse_args(argv)
@@ -78,15 +80,22 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             return row
         if path is not None:
             command = [path, "--tool", args.tool, *name_option(path), *command]
-    done = subprocess.run(command, cwd=results.ROOT, capture_output=True, text=True)
-    rows = map(processes.read, done.stdout.splitlines(keepends=True))
-    values = [row for row in rows if row is not None]
-    row["values"] = values
-    row["returned"] = done.returncode
+    with tempfile.TemporaryFile("w+") as said:
+        try:
+            done = subprocess.run(
+                command, cwd=results.ROOT, stdout=said, stderr=said, text=True, timeout=args.limit
+            )
+            row["returned"] = done.returncode
+        except subprocess.TimeoutExpired:
+            row["failed"] = f"no end in {args.limit:.0f} s"
+        said.seek(0)
+        text = said.read()
+    rows = map(processes.read, text.splitlines(keepends=True))
+    row["values"] = [row for row in rows if row is not None]
     if path is not None and not args.lower:
-        row |= read(done.stdout + done.stderr)
-    if not values:
-        row["failed"] = (done.stderr or done.stdout)[-SHOWN:]
+        row |= read(text)
+    if not row["values"]:
+        row["failed"] = row.get("failed", "") + text[-SHOWN:]
     processes.emit(row)
     return row
 

@@ -18,6 +18,7 @@ RANKS = (2, 3, 4, 8)
 SOAK, LATE_SOAK, LATE_US = 2000, 300, 200
 BRING, SEND = "all_gather_matmul", "matmul_all_reduce"
 AT_ONCE = 12  # of sixteen cores, for tasks that are not timed
+SANITIZER_SECONDS = 70
 
 
 def _named(target: str, backend: str) -> tuple[str, ...]:
@@ -35,11 +36,11 @@ def _gathers(pair: tuple[str, str]) -> bool:
     return pair != ("mosaic_gpu", "ldst_colocated")
 
 
-def _sanitizer(tool: str, pair: tuple[str, str]) -> Task:
-    operators = (BRING, SEND) if _gathers(pair) else (SEND,)
-    arguments = ("--tool", tool, *_named(*pair), "--operators", *operators)
-    module = "experiments.hopper.sanitize"
-    return Task(f"{'/'.join(pair)} {tool}", module, arguments, 150, SHARING)
+def _sanitizer(tool: str, pair: tuple[str, str], operator: str) -> Task:
+    arguments = ("--tool", tool, *_named(*pair), "--operators", operator)
+    arguments += ("--limit", str(SANITIZER_SECONDS - 10))
+    name = f"{'/'.join(pair)} {operator} {tool}"
+    return Task(name, "experiments.hopper.sanitize", arguments, SANITIZER_SECONDS, SHARING)
 
 
 def stages() -> tuple[Stage, ...]:
@@ -74,8 +75,14 @@ def stages() -> tuple[Stage, ...]:
         ),
         Stage(
             "sanitizer",
-            tuple(_sanitizer(tool, pair) for tool in ("memcheck", "racecheck") for pair in PAIRS),
-            together=AT_ONCE,
+            tuple(
+                _sanitizer(tool, pair, operator)
+                for tool in ("memcheck", "racecheck")
+                for operator in (BRING, SEND)
+                for pair in PAIRS
+                if operator == SEND or _gathers(pair)
+            ),
+            together=4,  # its tools keep a shadow of what they watch
         ),
         Stage(
             "memory",

@@ -6,6 +6,7 @@ hooks that wait and signal, and is told where blocks of its operands are.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from syncopate_jax.backends.gpu_peers import Peers
 from syncopate_jax.backends.gpu_signals import Signals, Watch
 from syncopate_jax.backends.gpu_watchdog import raise_given_up
 from syncopate_jax.backends.interface import Emitted, Work
+from syncopate_jax.backends.rank_table import Ahead, Get
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.kernel.loop import Use
 from syncopate_jax.options import Launch
@@ -228,10 +230,23 @@ class _Cta:
         def after_tile(tile: Tile) -> None:
             if self.kernel.direct:
                 gpu_signals.publish()
-            signals.signal_all(table, layout.signals, tile.chunk)
+            known = tile.known and tile.known.signals
+            signals.signal_all(table, layout.signals, tile.chunk, known)
 
         def before_addend(tile: Tile) -> None:
-            signals.wait_all(table, layout.e_waits, tile.chunk, tile.chunk)
+            known = tile.known and tile.known.waits
+            signals.wait_all(table, layout.e_waits, tile.chunk, tile.chunk, known)
+
+        def look_up(stored: Tile, tile: Tile) -> tuple[Tile, Tile]:
+            first, second = stored.chunk, tile.chunk
+            done = _Known(
+                stores=layout.stores.ahead(table, first), signals=layout.signals.ahead(table, first)
+            )
+            begun = _Known(
+                waits=layout.e_waits.ahead(table, second),
+                addends=layout.addends.ahead(table, second),
+            )
+            return dataclasses.replace(stored, known=done), dataclasses.replace(tile, known=begun)
 
         loop = TileLoop(
             _TableOrder(layout, table, self.kernel.work.schedule.num_tiles),
@@ -240,7 +255,9 @@ class _Cta:
             before_tile=None if layout.waits.empty else before_tile,
             before_k_step=None if layout.k_waits.empty else before_k_step,
             after_tile=None if layout.signals.empty else after_tile,
+            tells_few=layout.signals.short is not None,
             before_addend=None if layout.e_waits.empty else before_addend,
+            look_up=look_up,
         )
         local = self.kernel.work.kernel
         local.loop_body.emit(local, _Places(self.kernel, table, self.peers), loop)
@@ -278,6 +295,16 @@ class _Cta:
             pl.when((self.cta == 0) & (self.wg == 0))(
                 lambda: self.signals.wait_all(self.table, waits, 0)
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What has been read of the table ahead: of a tile that is stored, or of one that is begun."""
+
+    stores: Ahead | None = None
+    signals: Ahead | None = None
+    waits: Ahead | None = None
+    addends: Ahead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,21 +403,17 @@ class _Places:
         if not layout.store_keys:
             self.peers.own((result, LOCAL), starts, use)
             return
-        lo, hi = layout.stores.bounds(table, tile.chunk)
-        get = functools.partial(layout.stores.rows.get, table)
 
-        def one(i: Any, _: None) -> None:
+        def one(get: Get) -> None:
             def store(number: int) -> None:
                 key = layout.store_keys[number]
-                at = [get(i, 2 + d) for d in range(len(layout.by_key[key].shape))]
-                self._store(key, get(i, 1), at, use)
+                at = [get(2 + d) for d in range(len(layout.by_key[key].shape))]
+                self._store(key, get(1), at, use)
 
-            gpu_peers.choose(len(layout.store_keys), get(i, 0), store)
+            gpu_peers.choose(len(layout.store_keys), get(0), store)
 
-        if self.kernel.communicating or layout.stores.each == 1:
-            one(lo, None)
-        else:
-            lax.fori_loop(lo, hi, one, None)
+        known = tile.known and tile.known.stores
+        layout.stores.visit(table, tile.chunk, one, known=known, unrolled=False)
 
     def _store(self, key: Key, rank: Any, starts: Sequence[Any], use: Use) -> None:
         if self.kernel.communicating:
@@ -400,13 +423,20 @@ class _Places:
 
     def addends(self, tile: Any) -> tuple[Any, Any]:
         layout, table = self.kernel.layout, self.table
-        lo, hi = layout.addends.bounds(table, tile.chunk)
         key = layout.addend_key or ("", "")
 
-        def at(i: Any, use: Use) -> None:
-            get = functools.partial(layout.addends.rows.get, table, lo + i)
+        def use_row(get: Get, use: Use) -> None:
             starts = [get(d) for d in range(len(layout.by_key[key].shape))]
             self.peers.own(key, starts, use)
+
+        known = tile.known and tile.known.addends
+        if known is not None and self.single_addends:
+            (row,) = known.rows
+            return 1 if known.count is None else known.count, lambda _, use: use_row(row, use)
+        lo, hi = layout.addends.bounds(table, tile.chunk)
+
+        def at(i: Any, use: Use) -> None:
+            use_row(functools.partial(layout.addends.rows.get, table, lo + i), use)
 
         return hi - lo, at
 

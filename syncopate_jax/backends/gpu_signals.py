@@ -13,16 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, scf
 
-from syncopate_jax.backends.rank_table import Lists
+from syncopate_jax.backends.rank_table import Ahead, Get, Lists
 
 RECORD = ("found", "rank", "position", "step", "slot", "expected")
 """Fields of the watchdog's record; all 0 when no wait was given up, else ``found`` is one more."""
@@ -74,36 +72,27 @@ class Signals:
             _bounded_wait(self.counters, self.watch, at, [count, position, step, slot])
         fence()
 
-    def wait_all(self, table: Any, waits: Lists, point: Any, position: Any = -1) -> None:
-        """Waits for every (slot, count) of a point."""
+    def wait_all(
+        self, table: Any, waits: Lists, point: Any, position: Any = -1, known: Ahead | None = None
+    ) -> None:
+        """Waits for every (slot, count) of a point, which may have been read ahead."""
         if not waits.empty:
-            self._each(table, waits, point, lambda i: self._wait_row(table, waits, i, position))
-
-    def _wait_row(self, table: Any, waits: Lists, i: Any, position: Any) -> None:
-        self.wait(waits.rows.get(table, i, 0), waits.rows.get(table, i, 1), position)
+            waits.visit(table, point, lambda get: self.wait(get(0), get(1), position), known=known)
 
     def wait_step(self, table: Any, waits: Lists, point: Any, step: Any, position: Any) -> None:
         """Waits for every (step, slot, count) of a point that is for this step."""
 
-        def one(i: Any) -> None:
-            @pl.when(waits.rows.get(table, i, 0) == step)
-            def _() -> None:
-                slot, count = (waits.rows.get(table, i, column) for column in (1, 2))
-                self.wait(slot, count, position, step)
+        def one(get: Get) -> None:
+            pl.when(get(0) == step)(lambda: self.wait(get(1), get(2), position, step))
 
-        self._each(table, waits, point, one)
+        waits.visit(table, point, one)
 
-    def signal_all(self, table: Any, signals: Lists, point: Any) -> None:
-        """Raises every (rank, slot) of a point by one."""
-        if signals.empty:
-            return
-        rows = signals.rows
-        self._each(
-            table,
-            signals,
-            point,
-            lambda i: self.signal(rows.get(table, i, 0), rows.get(table, i, 1)),
-        )
+    def signal_all(
+        self, table: Any, signals: Lists, point: Any, known: Ahead | None = None
+    ) -> None:
+        """Raises every (rank, slot) of a point, which may have been read ahead, by one."""
+        if not signals.empty:
+            signals.visit(table, point, lambda get: self.signal(get(0), get(1)), known=known)
 
     def signal(self, rank: Any, slot: Any) -> None:
         """Raises a counter of ``rank`` by one."""
@@ -113,19 +102,6 @@ class Signals:
             pl.semaphore_signal(self.counters.at[slot])
         else:
             pl.semaphore_signal(self.counters.at[slot], device_id=self.peer_id(rank))
-
-    @staticmethod
-    def _each(table: Any, lists: Lists, point: Any, do: Any) -> None:
-        lo, hi = lists.bounds(table, point)
-        if lists.each is not None:
-            for number in range(lists.each):
-                do(lo + number)
-            return
-
-        def body(i: jax.Array, _: None) -> None:
-            do(i)
-
-        lax.fori_loop(lo, hi, body, None)
 
 
 def fence() -> None:

@@ -68,6 +68,8 @@ class LayoutMaker:
         addends, addend_key = self._addends()
         op_parts = self._operations()
         exit_signals = self._exit_signals()
+        e_waits = self._waits(self.schedule.e_waits, 0, epilogue=True)
+        short = self.maker.shortened
         return Layout(
             buffers=kept,
             results=results,
@@ -76,12 +78,12 @@ class LayoutMaker:
             steps=self._steps(),
             waits=self._waits(self.schedule.waits, 0),
             k_waits=self._waits(self.schedule.k_waits, 1),
-            e_waits=self._waits(self.schedule.e_waits, 0, epilogue=True),
-            addends=addends,
+            e_waits=short(e_waits),
+            addends=short(addends),
             addend_key=addend_key,
-            stores=stores,
+            stores=short(stores),
             store_keys=store_keys,
-            signals=signals,
+            signals=short(signals),
             **op_parts,
             exit_signals=exit_signals,
             exit_waits=self.maker.lists(self.exits, 2),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -18,7 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from syncopate_jax.backends import gpu_signals
 from syncopate_jax.backends.gpu_kernel import FusedKernel
 from syncopate_jax.backends.gpu_layout import Layout
-from syncopate_jax.backends.rank_table import Lists
+from syncopate_jax.backends.rank_table import Lists, Section
 
 Fault = Callable[[], contextlib.AbstractContextManager[Any]]
 VICTIM = 1  # the rank whose table is changed
@@ -37,9 +38,23 @@ def _read_from_table(lists: Lists) -> Lists:
     """Lists of which nothing is known before the kernel runs."""
     width = lists.rows.width
     unknown = {"multiples": (1,) * width, "constants": (None,) * width}
-    known = {field.name for field in dataclasses.fields(lists.rows)}
-    rows = dataclasses.replace(lists.rows, **{k: v for k, v in unknown.items() if k in known})
-    return dataclasses.replace(lists, rows=rows)
+
+    def forgotten(section: Section | None) -> Section | None:
+        return None if section is None else dataclasses.replace(section, **unknown)
+
+    rows = dataclasses.replace(lists.rows, **unknown)
+    return dataclasses.replace(lists, rows=rows, short=forgotten(lists.short))
+
+
+def _copy_short(lists: Lists, table: np.ndarray) -> None:
+    """Brings the copy of a rank's rows that is read ahead up to date."""
+    short, rows = lists.short, lists.rows
+    if short is None or short.offset == rows.offset:
+        return
+    for point, (lo, hi) in enumerate(itertools.pairwise(table[lists.start.offset : rows.offset])):
+        at = short.offset + point * lists.most * short.width
+        part = table[rows.offset + lo * rows.width : rows.offset + hi * rows.width]
+        table[at : at + len(part)] = part
 
 
 def _set(layout: Layout, values: dict[str, Any]) -> None:
@@ -65,6 +80,8 @@ def _changed_table(change: Callable[[np.ndarray], bool], names: tuple[str, ...])
         mine = [rows for lists in found.values() if len(rows := _rows(lists, table[VICTIM]))]
         if not any(map(change, mine)):
             raise NoPlace(f"{kernel.work.schedule.plan.name}: rank {VICTIM} has no such wait")
+        for lists in found.values():
+            _copy_short(lists, table[VICTIM])
         planted = {name: _read_from_table(lists) for name, lists in found.items()}
         try:
             _set(layout, {"table": table} | planted)

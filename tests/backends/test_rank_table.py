@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from syncopate_jax.backends.rank_table import TableMaker
+from syncopate_jax.backends.rank_table import MOST_AHEAD, TableMaker
 
 
 class Unread:
@@ -39,3 +40,49 @@ def test_bounds_of_points_alike_are_not_read() -> None:
 
 def test_a_section_without_rows() -> None:
     assert TableMaker(1).section(np.zeros((1, 0, 2), np.int64)).constants == (0, 0)
+
+
+POINTS = [[[[1, 5], [2, 5]], [], [[3, 5]]], [[], [[4, 5]], [[6, 5]]]]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rows_read_ahead_are_the_point_s(rank: int) -> None:
+    maker = TableMaker(2)
+    plain = maker.lists(POINTS, 2)
+    lists = maker.shortened(plain)
+    table = maker.table[rank]
+    assert lists.counts is not None
+    for point, wanted in enumerate(POINTS[rank]):
+        known = lists.ahead(table, point)
+        assert known is not None and known.count == len(wanted)
+        rows = [[get(column) for column in range(2)] for get in known.rows]
+        assert rows[: len(wanted)] == wanted
+
+
+def test_all_of_a_point_is_read_at_once() -> None:
+    maker = TableMaker(2)
+    lists = maker.shortened(maker.lists(POINTS, 2))
+
+    class Seen(dict[int, int]):
+        def __getitem__(self, at: int) -> int:
+            assert isinstance(at, int)  # known without the table
+            self.setdefault(at, 0)
+            return 0
+
+    seen = Seen()
+    lists.ahead(seen, 2)
+    assert len(seen) == 1 + 2  # how many there are, and the column that differs of two rows
+
+
+def test_points_alike_need_no_copy() -> None:
+    maker = TableMaker(1)
+    lists = maker.lists([[[[1], [2]], [[3], [4]]]], 1)
+    known = maker.shortened(lists).ahead(maker.table[0], 1)
+    assert known is not None and known.count is None
+    assert [get(0) for get in known.rows] == [3, 4]
+
+
+def test_long_lists_are_not_read_ahead() -> None:
+    maker = TableMaker(1)
+    lists = maker.shortened(maker.lists([[[[n] for n in range(MOST_AHEAD + 1)], []]], 1))
+    assert lists.ahead(Unread(), 0) is None
