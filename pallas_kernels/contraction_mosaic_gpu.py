@@ -21,7 +21,7 @@ from jax import lax
 from syncopate_jax.errors import InputError
 from syncopate_jax.kernel.local import PallasKernel, block_shape
 from syncopate_jax.kernel.loop import Places, Use
-from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_kernel, matmul_tpu
+from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_kernel, matmul_tpu, tile_columns
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
     CLUSTER_AXES,
     WGMMA_ROWS,
@@ -119,17 +119,25 @@ def choose_config(
     asked: Mapping[str, int],
     out_dtype: str,
     adds: bool = True,
+    *,
+    workers: int,
 ) -> tuple[dict[str, int], MatmulConfig]:
     """Tile sizes by letter, as asked or the usual, and the configuration that has them.
+
+    Usual are 128 rows and 256 columns, or 128 where those leave executors idle (``tile_columns``);
+    64 rows where there are no more in any block of the result.
 
     Args:
       lhs, out, sizes: as in ``contraction``.
       asked: tile sizes by letter, in elements.
       adds: whether results are added to what arrives from peers, which takes shared memory too.
+      workers: CTAs of a rank that compute tiles.
     """
     rows, columns = (x for x in out if x in matmul_tpu.MATRIX_LETTERS)
     (depth,) = set(matmul_tpu.MATRIX_LETTERS) - {rows, columns}
-    usual = {rows: 128, columns: 256 if sizes[columns] > 128 else 128, depth: 64}
+    low = sizes[rows] <= WGMMA_ROWS and asked.get(columns, 0) % tile_columns.NARROW == 0
+    height = asked.get(rows, WGMMA_ROWS if low else 2 * WGMMA_ROWS)
+    usual = {rows: height, columns: tile_columns.columns(out, sizes, height, workers), depth: 64}
     tiles = {letter: asked.get(letter, size) for letter, size in usual.items()}
     itemsize = jnp.dtype(out_dtype).itemsize
     stage = 2 * tiles[depth] * (tiles[rows] + tiles[columns])
@@ -137,6 +145,8 @@ def choose_config(
         tile_m=tiles[rows],
         tile_n=tiles[columns],
         tile_k=tiles[depth],
+        # Two warpgroups share 64 rows by columns: each multiplies 64 rows at least.
+        split="n" if tiles[rows] % (2 * WGMMA_ROWS) == WGMMA_ROWS else "m",
         epilogue_n=64 if itemsize == 2 else 32,
         # Stores to peers are far apart, so that one slot is as good as two.
         epilogue_slots=1 if adds else 2,

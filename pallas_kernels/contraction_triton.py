@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from syncopate_jax.errors import InputError
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.triton_kernel import triton_kernel
-from syncopate_jax.pallas_kernels import matmul_tpu
+from syncopate_jax.pallas_kernels import matmul_tpu, tile_columns
 
 DTYPES = ("bfloat16", "float16", "float32")
 LEAST_TILE = 16  # elements along each side of what the tensor cores multiply
@@ -87,15 +87,22 @@ def contraction(
     )
 
 
-def choose_tiles(out: str, sizes: Mapping[str, int], asked: Mapping[str, int]) -> dict[str, int]:
-    """Tiles of a contraction into ``out``; ``asked`` has sizes by letter, in elements."""
+def choose_tiles(
+    out: str, sizes: Mapping[str, int], asked: Mapping[str, int], *, workers: int
+) -> dict[str, int]:
+    """Tiles of a contraction into ``out``; ``asked`` has sizes by letter, in elements.
+
+    Their columns are fewer where that keeps more of ``workers`` programs busy (``tile_columns``).
+    """
     rows, columns = (x for x in out if x in matmul_tpu.MATRIX_LETTERS)
     (depth,) = set(matmul_tpu.MATRIX_LETTERS) - {rows, columns}
-    usual = {rows: 128, columns: 256 if sizes[columns] > 128 else 128, depth: 64}
-    return {
-        letter: asked.get(letter, max(min(tile, _power(sizes[letter])), LEAST_TILE))
-        for letter, tile in usual.items()
-    }
+
+    def usual(letter: str, most: int) -> int:
+        return asked.get(letter, max(min(most, _power(sizes[letter])), LEAST_TILE))
+
+    height = usual(rows, 128)
+    width = usual(columns, tile_columns.columns(out, sizes, height, workers))
+    return {rows: height, columns: width, depth: usual(depth, 64)}
 
 
 def _power(size: int) -> int:

@@ -77,7 +77,7 @@ def compile(
     space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel))
     axis_map.check(plan, accesses)
     _check_dtypes(plan, axis_map, kernel)
-    launch = _on_device(launch, target, plan.num_ranks)
+    launch = on_device(launch, target, plan.num_ranks)
 
     @functools.cache
     def work(workers: int) -> Work:
@@ -110,7 +110,7 @@ def _check_types(**arguments: object) -> None:
             raise InputError(f"compile: {name} needs a {wanted.__name__}, found {value!r}")
 
 
-def _on_device(launch: Launch, target: str, ranks: int) -> Launch:
+def on_device(launch: Launch, target: str, ranks: int) -> Launch:
     """``launch`` with the device's number of multiprocessors filled in."""
     if target in ("mosaic_gpu", "triton") and launch.sms is None:
         launch = launch.using(sms=device.core_count())

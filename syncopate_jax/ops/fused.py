@@ -233,13 +233,15 @@ def prepare(
         make = functools.partial(matmul_tpu.matmul, tiles=tiles)
     elif target == "mosaic_gpu":  # tiles of a fixed size, cut by the edge
         adds = kind in ("reduce_scatter", "all_reduce")
+        workers = tile_executors(options, target, layout.ranks)
         tiles, config = contraction_mosaic_gpu.choose_config(
-            layout.lhs, layout.out, layout.extents, asked, out_dtype, adds
+            layout.lhs, layout.out, layout.extents, asked, out_dtype, adds, workers=workers
         )
         make = functools.partial(contraction_mosaic_gpu.contraction, config=config)
     else:
         layout = layout.ungrouped()  # every letter is a dimension of its own
-        tiles = contraction_triton.choose_tiles(layout.out, layout.extents, asked)
+        workers = tile_executors(options, target, layout.ranks)
+        tiles = contraction_triton.choose_tiles(layout.out, layout.extents, asked, workers=workers)
         make = functools.partial(contraction_triton.contraction, tiles=tiles)
     if layout.split in tiles and layout.extents[layout.split] % tiles[layout.split]:
         layout = layout.ungrouped()
@@ -248,6 +250,17 @@ def prepare(
         return prepare(kind, layout, dtype, "float32", wide, target=target, largest=largest)
     letters = (layout.lhs, layout.rhs, layout.out)
     return layout, make(*letters, layout.extents, dtype=dtype, out_dtype=out_dtype), plan
+
+
+def tile_executors(options: Options, target: str, ranks: int) -> int:
+    """CTAs of a rank that compute tiles: a Hopper GPU's where no GPU is known."""
+    launch = compiler.on_device(options.launched, target, ranks)
+    if launch.sms is None:
+        launch = launch.using(sms=device.HOPPER_CORES)
+    most = launch.ctas(ranks)
+    if options.backend != "auto" and target in (found := backends.get(options.backend)).targets:
+        most = found.workers(launch, ranks)
+    return max(most, 1)
 
 
 def tiles_to_share(layout: Blocked, largest: Mapping[str, int], rows: int) -> dict[str, int]:

@@ -27,12 +27,10 @@ from syncopate_jax.native import build, copies
 from syncopate_jax.ops.operands import check_arrays, result_dtype
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
-from syncopate_jax.runtime import custom_call
+from syncopate_jax.runtime import custom_call, device
 
 NAME = "stream_matmul"
 CHUNKS = 16
-# Of the H200 and of every full Hopper part; used where a program is lowered without the device.
-_HOPPER_SMS = 132
 
 
 def stream_matmul(
@@ -241,5 +239,5 @@ def _triton(
 
 
 def _multiprocessors() -> int:
-    device: Any = jax.local_devices()[0]
-    return device.core_count if device.platform == "gpu" else _HOPPER_SMS
+    own: Any = jax.local_devices()[0]
+    return own.core_count if own.platform == "gpu" else device.HOPPER_CORES

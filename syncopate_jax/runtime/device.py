@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import jax
 
+# Multiprocessors of an H200; used where a program is made without the device.
+HOPPER_CORES = 132
+
 
 def core_count() -> int | None:
     """Multiprocessors of the GPU in use; None where no GPU is known (pass ``Launch(sms=…)``)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from syncopate_jax.ops import fused
@@ -27,6 +29,20 @@ def test_sums_on_the_way_are_float32(target: str, template: str, held: str) -> N
     )
     assert {tensor.dtype for tensor in plan.tensors} == {held}
     assert [str(out.dtype) for out in kernel.out_shape] == [held]
+
+
+def test_executors_are_counted_as_they_are_launched() -> None:
+    def count(backend: str, target: str = "mosaic_gpu", **launch: Any) -> int:
+        options = Options(backend=backend, launch=Launch(**launch))
+        return fused.tile_executors(options, target, 4)
+
+    assert count("tma_colocated") == count("auto") == 132  # of a GPU that is not here
+    assert count("tma_colocated", sms=100) == 100
+    assert count("tma_dedicated", sms=100, communicating=8) == 92
+    assert count("tma_dedicated", sms=100, communicating=8, folded=True) == 17
+    assert count("tma_dedicated", sms=2, communicating=8) == 1
+    assert count("ldst_dedicated", "triton", sms=100) == 92  # less the usual 8
+    assert count("remote_dma") == 132  # a backend that has none for the target
 
 
 @pytest.mark.parametrize(

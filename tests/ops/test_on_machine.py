@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from syncopate_jax.errors import UnsupportedError
@@ -17,8 +19,8 @@ SCATTER = Contraction("bmk", "kn", "bmn", "reduce_scatter", "out", scatter="m")
 REDUCE = Contraction("bmk", "kn", "bmn", "all_reduce", "out")
 
 
-def gather(backend: str, ctas: int | None = None, split: int = 1):
-    options = Options(backend=backend, split=split, launch=Launch(communicating=ctas))
+def gather(backend: str, ctas: int | None = None, **more: Any):
+    options = Options(backend=backend, split=1, launch=Launch(communicating=ctas), **more)
     return predict_call(H200, GATHER, (1, M // 2, K), (K, N // 2), 2, options)
 
 
@@ -36,8 +38,11 @@ def test_copies_beside_the_kernel_hide_behind_its_own_half() -> None:
 def test_ctas_that_communicate_compute_nothing() -> None:
     """256 tiles are two waves on 128 multiprocessors, and three on 124."""
     wave = H200.tile(128 * 256, K)
-    slow = gather("tma_dedicated", 8)
+    slow = gather("tma_dedicated", 8, tiles={"n": 256})
     assert slow.fused == pytest.approx(3 * wave + H200.call_seconds)
+    # So the usual tiles are half as wide: 512 of them are five shorter waves.
+    narrow = 5 * H200.tile(128 * 128, K) + H200.call_seconds
+    assert gather("tma_dedicated", 8).fused == pytest.approx(narrow)
     # Four are not late with eight megabytes only if they need no longer than one wave.
     copied = M // 2 * K * 2 / (4 * H200.copy_unit_cta_bandwidth) + presets.SIGNAL_LATENCY
     late = max(copied - wave, 0.0)

@@ -16,7 +16,7 @@ SIZES = {"m": 192, "n": 128, "k": 128, "b": 2, "G": 2}
 
 
 def small(lhs: str, rhs: str, out: str) -> PallasKernel:
-    _, config = choose_config(lhs, out, SIZES, {}, "bfloat16")
+    _, config = choose_config(lhs, out, SIZES, {}, "bfloat16", workers=1)
     return contraction(lhs, rhs, out, SIZES, config=config, dtype="bfloat16", out_dtype="bfloat16")
 
 
@@ -38,6 +38,31 @@ EXAMPLES = (
         2.0**-8,
     ),
 )
+
+
+def tile(sizes: dict[str, int], workers: int = 132, **asked: int) -> tuple[int, int, str]:
+    """Rows and columns of a tile, and how two warpgroups share it."""
+    tiles, config = choose_config("mk", "mn", sizes, asked, "bfloat16", workers=workers)
+    assert (config.tile_m, config.tile_n) == (tiles["m"], tiles["n"])
+    assert config.problem() is None and config.stages >= 4
+    return config.tile_m, config.tile_n, config.split
+
+
+def test_the_usual_tiles() -> None:
+    assert tile({"m": 4096, "n": 4096, "k": 64}) == (128, 256, "m")
+    assert tile({"m": 512, "n": 4096, "k": 64}) == (128, 128, "m")
+    assert tile({"m": 65, "n": 4096, "k": 64}) == (128, 128, "m")
+    assert tile({"m": 64, "n": 4096, "k": 64}) == (64, 128, "n")
+    assert tile({"m": 64, "n": 4096, "k": 64}, workers=8) == (64, 256, "n")
+
+
+def test_tiles_that_are_asked_for_win() -> None:
+    assert tile({"m": 512, "n": 4096, "k": 64}, n=256) == (128, 256, "m")
+    assert tile({"m": 4096, "n": 4096, "k": 64}, n=128) == (128, 128, "m")
+    assert tile({"m": 4096, "n": 4096, "k": 64}, m=64) == (64, 256, "n")
+    assert tile({"m": 64, "n": 4096, "k": 64}, m=128) == (128, 128, "m")
+    # Two warpgroups cannot share 64x64 elements in output stores of 64 columns.
+    assert tile({"m": 64, "n": 4096, "k": 64}, n=64) == (128, 64, "m")
 
 
 def test_operands_of_three_matrix_letters() -> None:

@@ -35,8 +35,10 @@ EXAMPLES = (
 
 
 def test_tiles_of_a_contraction() -> None:
-    sizes = {"m": 5, "n": 300, "k": 40}
-    assert contraction_triton.choose_tiles("mn", sizes, {}) == {"m": 16, "n": 256, "k": 64}
-    assert contraction_triton.choose_tiles("mn", sizes, {"k": 16})["k"] == 16
+    sizes = {"m": 5, "n": 512, "k": 40}
+    choose = functools.partial(contraction_triton.choose_tiles, "mn", sizes)
+    assert choose({}, workers=1) == {"m": 16, "n": 256, "k": 64}
+    assert choose({}, workers=8) == {"m": 16, "n": 128, "k": 64}
+    assert choose({"k": 16, "n": 256}, workers=8) == {"m": 16, "n": 256, "k": 16}
     text = contraction_triton.source("Gmk", "Gkn", "mn")
     assert "for step in range(SIZE_G * tl.cdiv(SIZE_k, BLOCK_k)):" in text
