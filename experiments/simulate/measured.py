@@ -14,6 +14,7 @@ from syncopate_jax.ir.machine import Machine
 from syncopate_jax.registry import operators
 
 FILES = ("two_gpus_h200_first.json", "two_gpus_h200.json")
+TILES = {"m": 128, "n": 256}  # of every kernel that was timed in them
 RESULTS = results.ROOT / "experiments" / "results"
 RANKS = 2
 COPIERS = {
@@ -97,7 +98,7 @@ class Timed:
 
     Attributes:
       file: that it is from.
-      label: of the options, as in ``problems.choices``, or ``xla``.
+      label: of the options, as in ``problems.options``, or ``xla``.
       inside: whether it ran several times in one program.
       seconds: measured, of one operator.
     """

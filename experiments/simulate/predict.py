@@ -53,9 +53,8 @@ def call(found: Machine, problem: Problem, ranks: int, options: Options) -> Pred
 
 def seconds(found: Machine, row: Timed) -> float:
     """What the clock should have shown for a measured row."""
-    choices = problems.choices(row.problem)
-    label = next(iter(choices)) if row.label == "xla" else row.label
-    one = call(found, row.problem, RANKS, Options(**choices[label]))
+    label = next(iter(problems.choices(row.problem))) if row.label == "xla" else row.label
+    one = call(found, row.problem, RANKS, Options(**problems.options(label), tiles=measured.TILES))
     device = one.unfused if row.label == "xla" else one.fused
     if row.inside:
         return measured.inside(found, device, row.problem, row.calls)

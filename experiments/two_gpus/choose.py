@@ -22,13 +22,13 @@ from syncopate_jax.tune import measured
 NO_SLOWER, FASTER = 0.97, 1.03
 
 
-def choice(row: dict[str, Any], problem: Problem) -> measured.Choice:
+def choice(row: dict[str, Any]) -> measured.Choice:
     """Ours where it is faster than XLA alone or inside a program, and nowhere slower."""
     label, alone = row.get("best"), row.get("speedup", 0.0)
     inside = row.get("speedup_inside", 1.0)
     if label is None or min(alone, inside) < NO_SLOWER or max(alone, inside) < FASTER:
         return measured.XLA
-    options = problems.choices(problem)[label]
+    options = problems.options(label)
     communicating = options["launch"].communicating if "launch" in options else None
     return measured.Choice(options["backend"], options.get("split"), communicating)
 
@@ -42,7 +42,7 @@ def entry(row: dict[str, Any], ranks: int) -> tuple[measured.Problem, dict[str, 
     key = measured.Problem(f"{spec.lhs},{spec.rhs}", *how, ranks, *problem.local(ranks))
     found = {
         "problem": dataclasses.asdict(key),
-        "choice": dataclasses.asdict(choice(row, problem)),
+        "choice": dataclasses.asdict(choice(row)),
         "best_us": row["median_us"].get(row.get("best")),
         "xla_us": row["median_us"]["xla"],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ import pytest
 
 from experiments.common import results
 from experiments.two_gpus import choose, correct, flagged, measure, problems, programs, run
+from experiments.two_gpus.problems import Problem
+from syncopate_jax.ops import fused
+from syncopate_jax.ops.blocked import block
+from syncopate_jax.options import Launch, Options
+from syncopate_jax.registry import operators
 from syncopate_jax.tune import measured
 
 
@@ -102,20 +108,62 @@ def test_rows_are_summed_up_by_operator(tmp_path: Path) -> None:
     assert len(written["rows"]) == 3
 
 
+def test_a_label_says_its_options() -> None:
+    found = problems.options("dedicated 8/1")
+    assert found == {"backend": "tma_dedicated", "launch": Launch(communicating=8), "split": 1}
+    assert problems.options("copy_engine /4") == {"backend": "copy_engine", "split": 4}
+    assert problems.options("colocated") == {"backend": "tma_colocated"}
+
+
 def test_every_large_problem_has_choices_that_are_known() -> None:
     for problem in problems.PROBLEMS:
-        for options in problems.choices(problem).values():
+        choices = problems.choices(problem)
+        assert 1 <= len(choices) <= 3
+        for options in choices.values():
             assert options["backend"] in problems.BACKENDS
     assert problems.PROBLEMS[1].local(2) == (4096, 7168, 4096)
 
 
+def tiles(problem: Problem, options: dict[str, Any]) -> tuple[tuple[int, int], int]:
+    """Rows and columns of a tile on one of two H200s, and the number of tiles."""
+    operator, spec = problem.operator, operators.get(problem.operator.name)
+    x, w = ([*problem.mkn[i : i + 2]] for i in (0, 1))
+    for shape, shared in ((x, operator.x), (w, operator.w)):
+        if shared is not None:
+            shape[shared] //= 2
+    layout = block(spec, (1, *x), tuple(w), 2)
+    given = Options(**options)
+    _, kernel, _ = fused.prepare(
+        spec.kind, layout, "bfloat16", "bfloat16", given, target="mosaic_gpu"
+    )
+    config = kernel.loop.config
+    axes = set(range(len(kernel.grid))) - set(kernel.reduction_axes)
+    return (config.tile_m, config.tile_n), math.prod(kernel.grid[i] for i in axes)
+
+
+def test_large_problems_have_wide_tiles_and_small_ones_enough_tiles() -> None:
+    few = []
+    for problem in problems.PROBLEMS:
+        for label, options in problems.choices(problem).items():
+            tile, count = tiles(problem, options)
+            assert count >= 100 or label == "dedicated 8/1"
+            if not problem.small:
+                assert tile == (128, 256), problem
+            if problem.m == 512:
+                few.append((label, tile, count))
+    # With 124 multiprocessors 128 narrow tiles would take two turns, as long as one of wide ones.
+    assert few.pop(few.index(("dedicated 8/1", (128, 256), 64)))
+    assert set(few) == {
+        (label, (128, 128), 128) for label in ("copy_engine", "dedicated 4/2", "colocated")
+    }
+
+
 def test_what_is_chosen_is_faster_somewhere_and_slower_nowhere() -> None:
-    problem = problems.PROBLEMS[1]
-    assert choose.choice({"best": "colocated", "speedup": 1.2}, problem).backend == "tma_colocated"
+    assert choose.choice({"best": "colocated", "speedup": 1.2}).backend == "tma_colocated"
     small = {"best": "colocated", "speedup": 0.98, "speedup_inside": 1.1}
-    assert choose.choice(small, problem).backend == "tma_colocated"
-    assert choose.choice(small | {"speedup": 0.9}, problem) == measured.XLA
-    assert choose.choice({"best": "colocated", "speedup": 1.01}, problem) == measured.XLA
+    assert choose.choice(small).backend == "tma_colocated"
+    assert choose.choice(small | {"speedup": 0.9}) == measured.XLA
+    assert choose.choice({"best": "colocated", "speedup": 1.01}) == measured.XLA
 
 
 def test_repeated_programs_keep_their_input() -> None:
