@@ -37,7 +37,8 @@ pytestmark = [
 BACKENDS = ("tma_dedicated", "ldst_dedicated", "tma_colocated", "ldst_colocated")
 BRINGS = ("gather_x_m", "gather_x_k", "gather_w_k", "gather_w_n", "to_rows")
 SMS = 132
-SIZE = 1024  # of every dimension on a rank; large enough for the usual tiles
+SIZE = 1024  # of every dimension on a rank
+WIDE = {"m": 128, "n": 256}  # tiles that larger problems take
 DEVICE_KIND = "NVIDIA H200"
 FUSED = [entry for entry in measured._entries(DEVICE_KIND) if entry[1].backend in BACKENDS]
 EXCHANGES = {
@@ -99,7 +100,8 @@ def test_within_budget(
     try:
         size = SIZE * ranks
         launch = Launch(sms=SMS)
-        found = kernels(case, (size,) * 3, ranks, capfd, backend=backend, launch=launch)
+        options = {"backend": backend, "launch": launch, "tiles": WIDE}
+        found = kernels(case, (size,) * 3, ranks, capfd, **options)
     except UnsupportedError as error:
         assert backend == "ldst_colocated" and case.name in BRINGS, error
         assert "brings data to tiles" in str(error)
@@ -110,6 +112,22 @@ def test_within_budget(
     row = (kernel.registers, kernel.spilled, kernel.shared_memory, took)
     record_property("kernel", (case.name, backend, ranks, *row))
     assert over(kernel, budget(case.name, backend)) == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("rows", [128, 64], ids="{} rows".format)
+@pytest.mark.parametrize("name", ["gather_x_m", "scatter_m", "all_reduce"])
+def test_small_problems(
+    name: str, rows: int, ranks: int, backend: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Their tiles have fewer columns, and 64 rows where a rank's part has no more."""
+    if backend == "ldst_colocated" and name in BRINGS:
+        pytest.skip("it brings no data to tiles")
+    options = {"backend": backend, "launch": Launch(sms=SMS)}
+    sizes = (rows * ranks, SIZE * ranks, SIZE * ranks)
+    for kernel in kernels(cases.BY_NAME[name], sizes, ranks, capfd, **options):
+        assert over(kernel, budget(name, backend)) == []
 
 
 @pytest.mark.parametrize("problem,choice", FUSED)

@@ -58,6 +58,23 @@ def test_two_ranks(case: Case, backend: str) -> None:
     assert cases.error(found, cases.exact(*arrays)[0]) < ERROR["bfloat16"]
 
 
+SHARED_BY_COLUMNS = [
+    pytest.param(
+        case, backend, marks=[] if backend == "tma_colocated" else pytest.mark.slow,
+        id=f"{case.name}-{backend}",
+    )
+    for case, backend in PAIRS
+    if case.name in ("gather_x_m", "scatter_m", "all_reduce", "to_columns")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case,backend", SHARED_BY_COLUMNS)
+def test_low_tiles_are_shared_by_columns(case: Case, backend: str) -> None:
+    arrays = cases.operands(1, 128, 128, 256, "bfloat16")
+    found = run(case, backend, 2, arrays, tiles={"m": 64, "n": 128, "k": 64})
+    assert cases.error(found, cases.exact(*arrays)[0]) < ERROR["bfloat16"]
+
+
 @pytest.mark.parametrize("backend", ["tma_dedicated", "ldst_colocated"])
 def test_ranks_that_come_late(backend: str) -> None:
     arrays = small(2, "bfloat16")

@@ -44,7 +44,7 @@ def test_one_rank_of_float16() -> None:
 @pytest.mark.parametrize(
     "tiles,text",
     [
-        ({"m": 64}, "a warpgroup's part of the 64x256 tile is 32x256; its rows must be a multiple"),
+        ({"m": 96}, "a warpgroup's part of the 96x128 tile is 48x128; its rows must be a multiple"),
         ({"n": 48}, r"epilogue_n=64 must be one of .* and divide the 48 columns of a part"),
         ({"n": 512}, "a warpgroup's part has 512 columns; wgmma has at most 256"),
     ],
