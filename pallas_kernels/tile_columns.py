@@ -15,11 +15,12 @@ and a fused kernel has twice as many tiles to send and to signal."""
 
 
 def columns(out: str, sizes: Mapping[str, int], rows: int, workers: int) -> int:
-    """Columns of a tile: ``NARROW`` where tiles of ``WIDE`` take longer in all their turns.
+    """Columns of a tile: ``NARROW`` where tiles of ``WIDE`` take longer in all their turns, or one.
 
     Half as wide a tile takes half as long, and there are twice as many: narrow ones gain where the
     last turn of wide ones, such as the only one of a small problem, leaves most executors idle, and
-    where most of the few columns of wide tiles lie past the edge.
+    where most of the few columns of wide tiles lie past the edge. In a single turn nothing is left
+    to compute while a chunk is on its way.
 
     Args:
       out: letters of the result; a tile has one index of each that is no matrix letter.
@@ -34,6 +35,6 @@ def columns(out: str, sizes: Mapping[str, int], rows: int, workers: int) -> int:
         letters = (x for x in out if x.isalpha())
         return -(-math.prod(-(-sizes[x] // cut.get(x, 1)) for x in letters) // workers)
 
-    if sizes[column_letter] <= NARROW:
+    if sizes[column_letter] <= NARROW or turns(WIDE) == 1:
         return NARROW
     return NARROW if turns(NARROW) * NARROW * NARROW_COST < turns(WIDE) * WIDE else WIDE

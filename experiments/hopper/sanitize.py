@@ -22,6 +22,7 @@ PLACES = ("/usr/local/cuda*/bin", "/usr/local/cuda*/compute-sanitizer", "/opt/nv
 KERNELS = "fused"  # in the names of our kernels; XLA's own are not looked at
 NAME_OPTIONS = ("--kernel-name ", "--kernel-regex ")  # by version of the tool
 SHOWN = 400
+WATCHDOG_US = 5_000_000
 
 
 def find() -> str | None:
@@ -70,6 +71,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     checked = ["-m", "experiments.two_gpus.correct", "--backend", args.backend]
     checked += ["--target", args.target, "--folded", "--calls", "1", "--even", "--sms", "16"]
     checked += ["--operators", *args.operators]
+    if args.target == "mosaic_gpu":  # under the tool CTAs may not all run at once
+        checked += ["--watchdog-us", str(WATCHDOG_US)]
     checked += [f"--{name}" for name in ("tiny", "lower") if getattr(args, name)]
     path = find()
     command = [sys.executable, *checked]

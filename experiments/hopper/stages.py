@@ -18,7 +18,7 @@ RANKS = (2, 3, 4, 8)
 SOAK, LATE_SOAK, LATE_US = 2000, 300, 200
 BRING, SEND = "all_gather_matmul", "matmul_all_reduce"
 AT_ONCE = 12  # of sixteen cores, for tasks that are not timed
-SANITIZER_SECONDS = 70
+SANITIZER_SECONDS = 55
 
 
 def _named(target: str, backend: str) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ def stages() -> tuple[Stage, ...]:
                 for pair in PAIRS
                 if operator == SEND or _gathers(pair)
             ),
-            together=4,  # its tools keep a shadow of what they watch
+            together=6,
         ),
         Stage(
             "memory",

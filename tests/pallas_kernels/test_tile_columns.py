@@ -9,7 +9,8 @@ from syncopate_jax.pallas_kernels.tile_columns import columns
 TURNS = [
     # m, n, workers, columns: how many wide tiles in how many turns, how many narrow ones
     (512, 4096, 132, 128),  # 64 in 1, 128 in 1
-    (1024, 4096, 132, 256),  # 128 in 1, 256 in 2
+    (1024, 4096, 132, 128),  # 128 in 1, beside which nothing could arrive, 256 in 2
+    (2048, 4096, 132, 256),  # 256 in 2, 512 in 4
     (1024, 4096, 124, 128),  # 128 in 2, 256 in 3
     (4096, 4096, 124, 256),  # 512 in 5, 1024 in 9: too little is won
     (4096, 4096, 132, 256),  # 512 in 4, 1024 in 8
@@ -26,8 +27,8 @@ def test_columns_by_turns(m: int, n: int, workers: int, expected: int) -> None:
 
 def test_tiles_are_counted_in_every_block_and_batch() -> None:
     """Rows are cut by block, so that 8 blocks of 65 rows are 8 tiles high, not 5."""
-    sizes = {"m": 65, "n": 2048, "S": 8, "b": 1}
-    assert columns("Sbmn", sizes, 128, 64) == 256  # 64 wide tiles in 1 turn, 128 in 2
+    sizes = {"m": 65, "n": 4096, "S": 8, "b": 1}
+    assert columns("Sbmn", sizes, 128, 64) == 256  # 128 wide tiles in 2 turns, 256 in 4
     assert columns("b(Sm)n", sizes, 128, 64) == 256
     assert columns("Sbmn", sizes | {"S": 4}, 128, 64) == 128
     assert columns("Sbmn", sizes | {"S": 4, "b": 2}, 128, 64) == 256
