@@ -124,8 +124,8 @@ def choose_config(
 ) -> tuple[dict[str, int], MatmulConfig]:
     """Tile sizes by letter, as asked or the usual, and the configuration that has them.
 
-    Usual are 128 rows and 256 columns, or 128 where those leave executors idle (``tile_columns``);
-    64 rows where there are no more in any block of the result.
+    Usual are 128 rows and 256 columns, or 128 where those leave executors idle or are done in a
+    turn (``tile_columns``); 64 rows where there are no more in any block of the result.
 
     Args:
       lhs, out, sizes: as in ``contraction``.

@@ -87,7 +87,7 @@ class Options:
         results are added it is lowered to the next number that gives whole tiles.
       tiles: tile sizes by letter (``{"m": 128, "n": 128, "k": 64}``), in elements, kept as sorted
         pairs; letters left out take the target's default. On GPUs that is 128x256 elements of the
-        result, or 128x128 where wider tiles would leave multiprocessors idle.
+        result, or 128x128 where wider tiles would leave multiprocessors idle or be done in a turn.
       order: order of the tiles inside a chunk: ``natural``, ``grouped`` or ``snake``; None: the
         target's usual.
       launch: of GPU kernels.
