@@ -119,13 +119,13 @@ def _verdicts(
     from syncopate_jax.errors import SyncopateError
     from syncopate_jax.ops import fused
     from syncopate_jax.ops.blocked import block
-    from syncopate_jax.ops.prediction import GPU_WORKERS
     from syncopate_jax.options import Launch, Options
+    from syncopate_jax.runtime.device import HOPPER_CORES
 
     layout = block(spec, lhs, rhs, args.ranks)
     found = []
     for name in backends.names():
-        launch = Launch(sms=GPU_WORKERS)
+        launch = Launch(sms=HOPPER_CORES)
         options = Options(backend=name, target=args.target, launch=launch)
         try:
             fused.choose_backend(spec, options)

@@ -65,16 +65,12 @@ def given_topology(args: argparse.Namespace) -> Topology:
     """
     if args.ranks is not None and args.ranks < 1:
         raise InputError(f"--ranks must be at least 1, found {args.ranks}")
+    stored = None
     if args.topology.endswith(".json") or Path(args.topology).is_file():
-        topology = topology_json.load(args.topology)
-        if args.ranks not in (None, topology.num_ranks):
-            raise InputError(
-                f"--ranks is {args.ranks}, {args.topology} has {topology.num_ranks} ranks"
-            )
-        return topology
+        stored = topology_json.load(args.topology)
     ranks = args.ranks or 8
-    if args.topology.partition(":")[0] in BY_COUNTS:
-        ranks = math.prod(preset_counts(args.topology))
+    if stored is not None or args.topology.partition(":")[0] in BY_COUNTS:
+        ranks = stored.num_ranks if stored else math.prod(preset_counts(args.topology))
         if args.ranks not in (None, ranks):
             raise InputError(f"--ranks is {args.ranks}, {args.topology} has {ranks} ranks")
     if ranks > MOST_RANKS:
@@ -82,7 +78,7 @@ def given_topology(args: argparse.Namespace) -> Topology:
             f"--topology {args.topology} has {ranks} ranks, plans are made for at most "
             f"{MOST_RANKS}; name a part of the machine"
         )
-    return read_topology(args.topology, ranks)
+    return stored or read_topology(args.topology, ranks)
 
 
 def run(args: argparse.Namespace) -> int:

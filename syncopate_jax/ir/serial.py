@@ -27,11 +27,10 @@ from syncopate_jax.errors import FormatError, InputError
 from syncopate_jax.ir import comm
 from syncopate_jax.ir.chunk import Box
 from syncopate_jax.ir.columns import Array, Columns
-from syncopate_jax.ir.plan import MAX_NDIM, Goal, Plan, Region, Tensor
+from syncopate_jax.ir.plan import MAX_NDIM, MAX_RANKS, Goal, Plan, Region, Tensor
 
 FORMAT = "syncopate-plan"
 VERSION = 1
-MAX_RANKS = 2**20  # more than any system has; keeps a damaged file from filling memory
 _INT32 = 2**31 - 1
 _BOXES = ("src_lo", "src_hi", "dst_lo", "dst_hi", "cdep_lo", "cdep_hi")
 _HEAD = ("format", "version", "name", "num_ranks", "ndim", "tensors", "initial", "goals",

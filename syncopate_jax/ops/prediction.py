@@ -14,11 +14,10 @@ from syncopate_jax.ops.fused import prepare
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.passes.schedule_plan import schedule_plan
+from syncopate_jax.runtime.device import HOPPER_CORES
 
-# A Hopper GEMM's tile, and one tile executor a streaming multiprocessor of an H100 or H200; only
-# predictions use them, kernels read their device.
+# A Hopper GEMM's tile; only predictions use it.
 GPU_TILE = {"m": 128, "n": 256, "k": 1 << 30}
-GPU_WORKERS = 132
 
 
 def predict(
@@ -29,7 +28,7 @@ def predict(
     options: Options | None = None,
     *,
     dtype: str = "bfloat16",
-    workers: int = GPU_WORKERS,
+    workers: int = HOPPER_CORES,
 ) -> Comparison:
     """Predicted seconds of one operator with local operands of shapes ``lhs`` and ``rhs``.
 

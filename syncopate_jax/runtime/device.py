@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-# Multiprocessors of an H200; used where a program is made without the device.
+# Multiprocessors of an H100 or H200; where a program is made, or predicted, without the device.
 HOPPER_CORES = 132
 
 

@@ -76,6 +76,10 @@ def test_nothing_to_move(capsys: pytest.CaptureFixture[str]) -> None:
             ("--shape", "4,4", "--ranks", "5000"),
             "--topology h200 has 5000 ranks, plans are made for at most 1024",
         ),
+        (
+            ("--shape", "4,4", "--topology", "L"),
+            "l.json has 1025 ranks, plans are made for at most",
+        ),
         (("--shape", "4,4", "--topology", "mesh"), "no topology preset is called 'mesh'"),
         (("--shape", "4,4", "--channels", "x"), "no channel 'x'"),
     ],
@@ -83,8 +87,10 @@ def test_nothing_to_move(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_input(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, argv: tuple[str, ...], message: str
 ) -> None:
-    topology_json.save(presets.ring(4), tmp_path / "t.json")
-    words = [str(tmp_path / "t.json") if word == "T" else word for word in argv]
+    for name, ranks in (("t", 4), ("l", 1025)):
+        topology_json.save(presets.ring(ranks), tmp_path / f"{name}.json")
+    files = {name.upper(): str(tmp_path / f"{name}.json") for name in ("t", "l")}
+    words = [files.get(word, word) for word in argv]
     code, _, err = run(capsys, "synthesize", "all_gather", *words)
     assert code == 2 and message in err
 
