@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_beside import Beside
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
     CLUSTER_AXES,
     WGMMA_ROWS,
@@ -28,8 +29,6 @@ from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands, Us
 _untyped: Any = plgpu
 
 CTA_AXIS, WARPGROUP_AXIS = "cta", "wg"
-ADDEND_STEPS = 6  # k steps that hide a wait that is over and a read of a tile from L2
-LOOK_UP_STEPS = 2  # k steps that hide a read of the table from L2
 
 
 def compute_tiles(
@@ -110,6 +109,19 @@ class _Worker:
             for row in range(0, rows, WGMMA_ROWS)
             for column in range(0, columns, self.store_columns)
         ]
+
+    @property
+    def beside(self) -> Beside:
+        """What runs beside which k step."""
+        simple = self.operands.addend is None or self.operands.addends_ahead
+        return Beside(
+            self.k_steps,
+            len(self.subtiles),
+            looks_up=self.loop.look_up is not None,
+            signals=self.loop.after_tile is not None,
+            # Not where addends come through shared memory: then registers do not suffice.
+            few_registers=self.loop.tells_few and simple,
+        )
 
     def next_slot(self, slot: jax.Array) -> jax.Array:
         following = slot + 1
@@ -251,6 +263,7 @@ class _Worker:
     def compute_tile_overlapped(self, tile: tile_loop.Tile, state: Any, wg: jax.Array) -> Any:
         """One tile, beside whose products the tile before it is stored."""
         tile = self.cta_tile(tile)
+        steps = self.beside
         slot, pending, last, parts = state
         before = tile_loop.Tile(*last)
 
@@ -265,27 +278,27 @@ class _Worker:
         def scope(acc: Any) -> Any:
             addends: list[jax.Array] = []
             end, done = slot, 0
-            if self.first_store:
+            if steps.first_store:
                 end, done = self.multiply(acc, 0, 0, end, wg, look_up), 1
             else:
                 look_up()
-            for index, k in enumerate(self.store_steps):
+            for index, k in enumerate(steps.store_steps):
                 end = self.multiply(acc, done, k, end, wg, functools.partial(store, index))
                 done = k + 1
             if self.loop.after_tile is not None:
                 tell = functools.partial(pl.when(pending), lambda: self.signal(before))
-                beside = tell if self.signals_beside else None
-                end = self.multiply(acc, done, self.signal_step, end, wg, beside)
-                done = self.signal_step + self.signals_beside
-                if not self.signals_beside:
+                beside = tell if steps.signals_beside else None
+                end = self.multiply(acc, done, steps.signal_step, end, wg, beside)
+                done = steps.signal_step + steps.signals_beside
+                if not steps.signals_beside:
                     tell()
             if self.operands.addends_ahead:
 
                 def read() -> None:
                     addends.extend(self.read_addends(tile, wg))
 
-                end = self.multiply(acc, done, self.addend_step, end, wg, read)
-                done = self.addend_step + 1
+                end = self.multiply(acc, done, steps.addend_step, end, wg, read)
+                done = steps.addend_step + 1
             end = self.multiply(acc, done, self.k_steps, end, wg)
             value = self.finish_product(acc, tile, end)
             rounded = [
@@ -295,55 +308,6 @@ class _Worker:
 
         end, rounded = pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
         return end, jnp.bool_(True), (tile.step, tile.m, tile.n, tile.chunk), rounded
-
-    @property
-    def store_steps(self) -> list[int]:
-        """The k steps beside which the tile before is stored, one output store each.
-
-        A contraction with fewer leaves stores for after its last. Stores that go to other devices
-        are spread over the product: all CTAs end a tile together, and the link would stall them.
-        """
-        count = min(len(self.subtiles), self.k_steps)
-        first = self.first_store
-        span = self.store_span - first
-        late = len(self.subtiles) - count
-        return [*(first + index * span // count for index in range(count)), *[self.k_steps] * late]
-
-    @property
-    def store_span(self) -> int:
-        """The k steps over which the tile before is stored."""
-        if self.loop.after_tile is not None:
-            return self.signal_step
-        return min(len(self.subtiles) + self.first_store, self.k_steps)
-
-    @property
-    def first_store(self) -> int:
-        """The k step of the first store; the table is read beside the product until then."""
-        if self.loop.look_up is None:
-            return 0
-        return min(LOOK_UP_STEPS, max(self.k_steps - len(self.subtiles), 0))
-
-    @property
-    def signal_step(self) -> int:
-        """The k step at which the tile before is signalled: its stores are long complete."""
-        least = min(len(self.subtiles) + self.first_store, self.k_steps)
-        return max(3 * self.k_steps // 4, least)
-
-    @property
-    def signals_beside(self) -> bool:
-        """Whether the signal step's product hides a part of what signalling takes.
-
-        Not where addends come through shared memory: then registers do not suffice.
-        """
-        simple = self.operands.addend is None or self.operands.addends_ahead
-        return self.loop.tells_few and simple and self.signal_step < self.k_steps
-
-    @property
-    def addend_step(self) -> int:
-        """The k step beside which addends are read: late, as peers may be late, but hidden."""
-        told = self.loop.after_tile is not None
-        least = self.signal_step + self.signals_beside if told else self.store_steps[-1] + 1
-        return max(self.k_steps - ADDEND_STEPS, least)
 
     def multiply(
         self,

@@ -396,27 +396,3 @@ def test_default_config_avoids_what_does_not_suit():
     x, w, y = (jax.ShapeDtypeStruct(s, BF16) for s in ((8192, 3688), (3688, 3584), (8192, 3584)))
     config = kernel.pick_config(Operands(x, w, y), H200)
     assert config.tile_n % 64 == 0
-
-
-@pytest.mark.parametrize(
-    ("k_steps", "signals", "stores", "signal", "addends"),
-    [
-        (112, False, [0, 1, 2, 3], None, 106),  # at once: nobody shares the memory's bus
-        (112, True, [0, 21, 42, 63], 84, 106),
-        (16, True, [0, 3, 6, 9], 12, 12),
-        (5, True, [0, 1, 2, 3], 4, 4),
-        (3, True, [0, 1, 2, 3], 3, 3),  # what finds no step is left for after the product
-    ],
-)
-def test_what_waits_for_memory_is_spread_over_the_next_tile(
-    k_steps: int, signals: bool, stores: list[int], signal: int | None, addends: int
-) -> None:
-    x, w, y = (jax.ShapeDtypeStruct((128, 256), jnp.bfloat16) for _ in range(3))
-    operands = Operands(x, w, y, k_steps=k_steps, addends_ahead=True)
-    loop = tile_loop.TileLoop(
-        tile_loop.NaturalOrder((1, 1)), jnp.int32(0), 1, after_tile=print if signals else None
-    )
-    worker = body._Worker(operands, MatmulConfig(), loop, None, *[None] * 7)
-    assert worker.store_steps == stores
-    assert signal in (None, worker.signal_step)
-    assert worker.addend_step == addends
