@@ -1,6 +1,7 @@
 """PyTorch on the same problems: NCCL and cuBLAS, and its fused operators on symmetric memory.
 
-Run by ``run.py``, which starts it once; it starts a process a GPU. A line of JSON a problem.
+Run by ``run.py``, which starts it once; it starts a process a GPU. A line of JSON a problem. What
+failed is in the lines, and once all are printed ends the process with an error that names it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory  # defines the fused operators of torch.ops.symm_mem
 import torch.multiprocessing as multiprocessing
 
 ROUNDS = 5
@@ -68,9 +70,15 @@ def versions(operator: str, m: int, k: int, n: int, ranks: int) -> dict[str, Cal
 
 
 def worker(rank: int, ranks: int, problems: list[Any]) -> None:
+    """One GPU's process.
+
+    Raises:
+      RuntimeError: a version failed; all others were timed and printed before.
+    """
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=ranks)
+    failed = []
     for operator, name, m, k, n in problems:
         row: dict[str, Any] = {"operator": operator, "name": name, "m": m, "k": k, "n": n}
         calls = max(3, min(20, int(8e-3 / (2 * m * k * n / ranks / 650e12))))
@@ -80,10 +88,13 @@ def worker(rank: int, ranks: int, problems: list[Any]) -> None:
                 row["median_us"][label] = timed(fn, calls)
             except Exception as error:
                 row["failed"][label] = f"{type(error).__name__}: {error}"[:200]
+                failed.append(f"{label} of {operator} {m}x{k}x{n}: {row['failed'][label]}")
         row["versions"] = {"torch": torch.__version__}
         if rank == 0:
             print(json.dumps(row), flush=True)
     dist.destroy_process_group()
+    if failed:
+        raise RuntimeError(f"PyTorch ran all but {len(failed)}: {'; '.join(failed)}")
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from syncopate_jax.options import Launch
 
 FILE = "measured.json"
 LIKE = 0.5  # how far, in powers of two, a size may be from a measured one
-WHOLE = {"m": 128, "n": 256, "k": 64}  # sizes of tiles; what they cut was not measured
+WHOLE = {"m": 128, "n": 256, "k": 64}  # tiles; what they cut is like nothing that was measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,12 @@ def choose(problem: Problem, device_kind: str) -> Choice:
     """What was fastest for the problem or one like it, else XLA's collective beside a product."""
     sizes = ((getattr(problem, letter), size) for letter, size in WHOLE.items())
     whole = all(extent > 0 and extent % size == 0 for extent, size in sizes)
-    if not whole:
-        return XLA
     like = [entry for entry in _entries(device_kind) if entry[0].form == problem.form]
-    near = [entry for entry in like if entry[0].distance(problem) <= LIKE]
+    near = [
+        entry
+        for entry in like
+        if entry[0].extents == problem.extents or (whole and entry[0].distance(problem) <= LIKE)
+    ]
     return min(near, key=lambda entry: entry[0].distance(problem), default=(problem, XLA))[1]
 
 

@@ -27,6 +27,12 @@ def test_a_problem_that_is_like_a_measured_one_takes_the_nearest_choice() -> Non
     assert measured.choose(replace(SCATTER, m=5120), DEVICE).backend == "tma_colocated"
 
 
+def test_a_measured_problem_that_tiles_cut_takes_its_choice_and_what_is_like_it_none() -> None:
+    cut = Problem("bmk,kn", "all_gather", "lhs", "m", "", 2, 8192, 8192, 29568)
+    assert measured.choose(cut, DEVICE) == Choice("copy_engine")
+    assert measured.choose(replace(cut, n=29568 + 128 * 2), DEVICE) == XLA
+
+
 @pytest.mark.parametrize(
     "change",
     [{"m": 65536}, {"m": 8192 + 64}, {"k": 0}, {"ranks": 4}, {"scatter": "n"}, {"operands": "a,b"}],
