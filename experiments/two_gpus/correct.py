@@ -28,6 +28,8 @@ LIMIT = 5e-3
 POISON = 2**27  # elements of float32 on each device: more than a problem's buffers
 LATE = 100  # rounds of a loop whose condition the host reads: some milliseconds in all
 MKN = (200, 136, 192)  # of one rank; cuts tiles raggedly along all three
+GRADED = (200, 144, 192)
+"""Gradients read operands across: the tensor cores then want rows of a multiple of 32 bytes."""
 WHOLE_TILES = (256, 136, 256)
 STORES_TILES = (("mosaic_gpu", "ldst_colocated"),)
 """Backends whose tiles are stored from registers: whole ones, at peers, and nothing is gathered."""
@@ -211,7 +213,8 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     args = parser().parse_args(argv)
     ranks, options, rows = Ranks(args.ranks, args.folded), asked(args), []
     even = args.even or (args.target, args.backend) in STORES_TILES
-    sizes = (16, 16, 16) if args.tiny else WHOLE_TILES if even else MKN
+    usual = GRADED if args.gradients else MKN
+    sizes = (16, 16, 16) if args.tiny else WHOLE_TILES if even else usual
     mkn = tuple(size * args.ranks for size in sizes)
     common = {"target": args.target, "backend": args.backend, "ranks": args.ranks}
     common |= {"late_us": args.late_us} if args.late_us else {}
