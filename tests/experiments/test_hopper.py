@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import pytest
 
-from experiments.common import lowering, processes
+from experiments.common import lowering, processes, results
 from experiments.hopper import machinery, memory, run, sanitize, stages
 from experiments.two_gpus import correct, problems
 
@@ -119,6 +119,12 @@ def test_the_table_of_what_machinery_costs(tmp_path: Path) -> None:
         "One rank: 100 us in the local kernel's own order,",
         "+1.0% in the table's.",
     ]
+
+
+def test_the_page_of_kernels_has_the_table_of_the_file() -> None:
+    made = machinery.table(results.ROOT / "experiments/results/hopper_h200.json")
+    assert len(made.splitlines()) > 8
+    assert made in (results.ROOT / "docs/kernels.md").read_text()
 
 
 @pytest.mark.slow
