@@ -162,7 +162,7 @@ def aim_rows(found: Sequence[Found]) -> Iterator[list[str]]:
     for operator in SAME_PRODUCT:
         mine = [one for one in large if one.operator == operator]
         least = _mean(one.ours / _least_gemm(one, found) for one in mine)
-        aim = f"the same, the product being the faster of both operators' processes: {operator}"
+        aim = f"{operator}: the same of the faster of two processes' products"
         yield [aim, f"{least:.3f}", "", _verdict(*[least <= BARS[operator]] * 2)]
     for operator in (*BARS, None):
         mine = [one for one in large if operator in (one.operator, None)]
