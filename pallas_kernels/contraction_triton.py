@@ -20,11 +20,10 @@ import jax.numpy as jnp
 from syncopate_jax.errors import InputError
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.triton_kernel import triton_kernel
-from syncopate_jax.pallas_kernels import matmul_tpu, tile_columns
+from syncopate_jax.pallas_kernels import matmul_tpu, tile_columns, triton_stages
 
 DTYPES = ("bfloat16", "float16", "float32")
 LEAST_TILE = 16  # elements along each side of what the tensor cores multiply
-SHARED_BYTES = 220 * 1024  # of the 227 KiB of a Hopper block
 
 
 def contraction(
@@ -46,7 +45,8 @@ def contraction(
       sizes: extent of every letter, in elements.
       tiles: elements of a tile along ``m``, ``n`` and ``k``; powers of two.
       dtype, out_dtype: of the operands and of the result.
-      num_warps, num_stages: as for Triton; by default as many stages as shared memory holds.
+      num_warps, num_stages: as for Triton; by default as many stages as shared memory holds, beside
+        the store of a tile where the loop over tiles is flat.
 
     Returns:
       A local kernel with operands ``lhs`` and ``rhs`` and result ``out``, with an addend.
@@ -73,8 +73,8 @@ def contraction(
         for d, letter in enumerate(found):
             values[f"{name.upper()}_{letter}"] = math.prod(shapes[name][d + 1 :])
     groups = {name: tuple(found) for name, found in _named(lhs, rhs, out)}
-    if num_stages is None:
-        num_stages = _stages(out, tiles, jnp.dtype(dtype).itemsize)
+    fitting, flat = _stages(out, tiles, dtype, out_dtype)
+    values["FLAT"] = flat
     return triton_kernel(
         _function(lhs, rhs, out),
         values,
@@ -83,7 +83,7 @@ def contraction(
             matmul_tpu.reference, groups=groups, sizes=sizes, out_dtype=out_dtype
         ),
         num_warps=num_warps,
-        num_stages=num_stages,
+        num_stages=fitting if num_stages is None else num_stages,
     )
 
 
@@ -110,11 +110,16 @@ def _power(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def _stages(out: str, tiles: Mapping[str, int], itemsize: int) -> int:
-    """As many stages of both operands as shared memory holds, up to 4."""
-    (depth,) = set(matmul_tpu.MATRIX_LETTERS) - set(out)
-    sides = sum(tile for letter, tile in tiles.items() if letter != depth)
-    return max(2, min(4, SHARED_BYTES // (sides * tiles[depth] * itemsize)))
+def _stages(
+    out: str,
+    tiles: Mapping[str, int],
+    dtype: jax.typing.DTypeLike,
+    out_dtype: jax.typing.DTypeLike,
+) -> tuple[int, bool]:
+    """As ``triton_stages.fitting``."""
+    rows, columns = (x for x in out if x in matmul_tpu.MATRIX_LETTERS)
+    (depth,) = set(matmul_tpu.MATRIX_LETTERS) - {rows, columns}
+    return triton_stages.fitting((tiles[rows], tiles[columns], tiles[depth]), dtype, out_dtype)
 
 
 def _named(lhs: str, rhs: str, out: str) -> tuple[tuple[str, str], ...]:
@@ -166,8 +171,8 @@ class _Text:
         return [*self.out, *self.reduced]
 
     def lines(self) -> list[str]:
-        body = [*self._directives(), *self._dispatch(), *self._start(), *self._loop()]
-        return ["", *self._signature(), *(f"    {line}" for line in [*body, *self._store()])]
+        body = [*self._directives(), *self._tiles()]
+        return ["", *self._signature(), *_indented(body)]
 
     def _signature(self) -> list[str]:
         """Parameters; the text's first line is taken by an import, so that lines agree."""
@@ -175,6 +180,7 @@ class _Text:
         names += [f"BLOCK_{x}" for x in self.axes if x in matmul_tpu.MATRIX_LETTERS]
         for name, letters in _named(self.lhs, self.rhs, self.out):
             names += [f"{name.upper()}_{x}" for x in letters]
+        names.append("FLAT")
         arrays = ["    lhs_ptr,", "    rhs_ptr,", "    out_ptr,"]
         constants = [f"    {name}: tl.constexpr," for name in names]
         return ["def contraction_kernel(", *arrays, *constants, "):"]
@@ -190,44 +196,29 @@ class _Text:
             lines.append(f"# syncopate: {word} {name}_ptr[{', '.join(letters)}] as {name}")
         return lines
 
-    def _dispatch(self) -> list[str]:
-        lines = ["tile = tl.program_id(0)"]
-        for x in reversed(self.out):
-            tiled = x in matmul_tpu.MATRIX_LETTERS
-            count = f"tl.cdiv(SIZE_{x}, BLOCK_{x})" if tiled else f"SIZE_{x}"
-            lines.append(f"{_at(x)} = tile % {count}")
-            lines.append(f"tile = tile // {count}")
+    def _tiles(self) -> list[str]:
+        """The loop over tiles, one after the other, and the index of each along every letter."""
+        counts = [self._count(x) for x in self.out]
+        bounds = f"tl.program_id(0), {' * '.join(counts)}, tl.num_programs(0)"
+        lines = ["# syncopate: tiles persistent", f"for tile in tl.range({bounds}, flatten=FLAT):"]
+        inner = ["rest = tile"]
+        for x, count in reversed([*zip(self.out, counts, strict=True)]):
+            inner += [f"{_at(x)} = rest % {count}", f"rest = rest // {count}"]
         pairs = ", ".join(f"{x}={_at(x)}" for x in self.out)
-        first = f"# syncopate: dispatch tile -> {pairs}"
-        return [first, *lines, "# syncopate: end dispatch"]
+        inner = [f"# syncopate: dispatch tile -> {pairs}", *inner, "# syncopate: end dispatch"]
+        return [*lines, *_indented([*inner, *self._loop(), *self._store()])]
 
-    def _start(self) -> list[str]:
-        rows, columns, depth = self.matrix
-        lines = [
-            f"rows = {_at(rows)} * BLOCK_{rows} + tl.arange(0, BLOCK_{rows})",
-            f"columns = {_at(columns)} * BLOCK_{columns} + tl.arange(0, BLOCK_{columns})",
-            f"inner = tl.arange(0, BLOCK_{depth})",
-            f"total = tl.zeros((BLOCK_{rows}, BLOCK_{columns}), dtype=tl.float32)",
-        ]
-        if len(self.reduced) == 1:
-            lines += [f"left_ptrs = {self._left('inner')}", f"right_ptrs = {self._right('inner')}"]
-        return lines
+    def _count(self, letter: str) -> str:
+        """How many indices a letter has, tiles where it is cut into such."""
+        if letter in matmul_tpu.MATRIX_LETTERS:
+            return f"tl.cdiv(SIZE_{letter}, BLOCK_{letter})"
+        return f"SIZE_{letter}"
 
     @property
     def _sides(self) -> tuple[tuple[str, str], tuple[str, str]]:
         """Name and letters of the operand that has the result's rows, and of the other."""
         pair = ("lhs", self.lhs), ("rhs", self.rhs)
         return pair if self.matrix[0] in self.lhs else pair[::-1]
-
-    def _left(self, depth: str) -> str:
-        rows, _, k = self.matrix
-        (name, letters), _ = self._sides
-        return self._address(name, letters, {rows: "rows[:, None]", k: f"{depth}[None, :]"})
-
-    def _right(self, depth: str) -> str:
-        _, columns, k = self.matrix
-        _, (name, letters) = self._sides
-        return self._address(name, letters, {columns: "columns[None, :]", k: f"{depth}[:, None]"})
 
     def _address(self, name: str, letters: Sequence[str], tensors: Mapping[str, str]) -> str:
         """Scalars first: they are added to the pointer once."""
@@ -236,42 +227,46 @@ class _Text:
         return f"{' + '.join([f'{name}_ptr', *scalars])} + ({' + '.join(parts)})"
 
     def _loop(self) -> list[str]:
+        """The reduction; addresses come from scalars in it.
+
+        A flat loop forgets of a vector that it carries what lies together.
+        """
         rows, columns, depth = self.matrix
-        steps = [*(f"SIZE_{x}" for x in self.reduced[:-1]), f"tl.cdiv(SIZE_{depth}, BLOCK_{depth})"]
-        lines = [
+        first, last = self.reduced[:-1], self._count(depth)
+        steps = [*(self._count(x) for x in first), last]
+        inner = self._inside()
+        if first:
+            inner.append(f"part = step // {last}")
+            for x in reversed(first):
+                inner += [f"{_at(x)} = part % SIZE_{x}", f"part = part // SIZE_{x}"]
+        start = f"step % {last}" if first else "step"
+        inner.append(f"depth = {start} * BLOCK_{depth} + tl.arange(0, BLOCK_{depth})")
+        left, right = self._sides
+        inner += self._load("left", *left, {rows: "rows[:, None]", depth: "depth[None, :]"})
+        inner += self._load("right", *right, {columns: "columns[None, :]", depth: "depth[:, None]"})
+        inner.append('total = tl.dot(left, right, total, input_precision="ieee")')
+        return [
+            f"total = tl.zeros((BLOCK_{rows}, BLOCK_{columns}), dtype=tl.float32)",
             f"# syncopate: reduce {', '.join(self.reduced)}=step",
             f"for step in range({' * '.join(steps)}):",
+            *_indented(inner),
         ]
-        inner = []
-        if len(self.reduced) == 1:
-            inner.append(f"left_depth = SIZE_{depth} - step * BLOCK_{depth}")
-            position = "inner"
-        else:
-            inner.append(f"part = step // {steps[-1]}")
-            inner.append(f"depth = step % {steps[-1]} * BLOCK_{depth} + inner")
-            for x in reversed(self.reduced[:-1]):
-                inner += [f"{_at(x)} = part % SIZE_{x}", f"part = part // SIZE_{x}"]
-            inner += [f"left_ptrs = {self._left('depth')}", f"right_ptrs = {self._right('depth')}"]
-            inner.append(f"left_depth = SIZE_{depth}")
-            position = "depth"
-        inner += self._load("left", rows, f"(rows[:, None] < SIZE_{rows})", position, "None, :")
-        inner += self._load(
-            "right", columns, f"(columns[None, :] < SIZE_{columns})", position, ":, None"
-        )
-        inner.append('total = tl.dot(left, right, total, input_precision="ieee")')
-        if len(self.reduced) == 1:
-            (left, _), (right, _) = self._sides
-            inner.append(f"left_ptrs += BLOCK_{depth} * {left.upper()}_{depth}")
-            inner.append(f"right_ptrs += BLOCK_{depth} * {right.upper()}_{depth}")
-        return [*lines, *(f"    {line}" for line in inner)]
 
-    def _load(self, side: str, letter: str, inside: str, position: str, form: str) -> list[str]:
-        """A load whose mask is left out where tiles divide the operand."""
-        depth = self.matrix[2]
-        whole = [f"SIZE_{x} % BLOCK_{x} == 0" for x in (letter, depth)]
-        mask = f"{inside} & ({position}[{form}] < left_depth)"
+    def _inside(self) -> list[str]:
+        """Rows and columns of the tile."""
+        rows, columns, _ = self.matrix
         return [
-            f"if {' and '.join(whole)}:",
+            f"rows = {_at(rows)} * BLOCK_{rows} + tl.arange(0, BLOCK_{rows})",
+            f"columns = {_at(columns)} * BLOCK_{columns} + tl.arange(0, BLOCK_{columns})",
+        ]
+
+    def _load(self, side: str, name: str, letters: str, tensors: Mapping[str, str]) -> list[str]:
+        """A load whose mask is left out where tiles divide the operand."""
+        whole = " and ".join(f"SIZE_{x} % BLOCK_{x} == 0" for x in tensors)
+        mask = " & ".join(f"({index} < SIZE_{x})" for x, index in tensors.items())
+        return [
+            f"{side}_ptrs = {self._address(name, letters, tensors)}",
+            f"if {whole}:",
             f"    {side} = tl.load({side}_ptrs)",
             "else:",
             f"    {side} = tl.load({side}_ptrs, mask={mask}, other=0.0)",
@@ -283,11 +278,16 @@ class _Text:
         inside = f"(rows[:, None] < SIZE_{rows}) & (columns[None, :] < SIZE_{columns})"
         return [
             "# syncopate: epilogue total",
+            *self._inside(),
             f"out_ptrs = {self._address('out', self.out, tensors)}",
             f"inside = {inside}",
             "tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=inside)",
             "# syncopate: end epilogue",
         ]
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
 
 
 def _at(letter: str) -> str:

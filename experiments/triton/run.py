@@ -35,16 +35,13 @@ from syncopate_jax.pallas_kernels.matmul_triton import MatmulConfig
 from syncopate_jax.runtime.folded import fold
 
 CONFIGS = {
-    "128x256": MatmulConfig(),
-    "128x256 3 stages": MatmulConfig(num_stages=3),
-    "128x128 two a processor": MatmulConfig(128, 128, num_warps=4, num_stages=3),
-    "128x256 persistent": MatmulConfig(group=16, persistent=True),
-    "128x256 persistent, flat": MatmulConfig(group=16, num_stages=3, persistent=True, flat=True),
-    "128x256 described": MatmulConfig(group=16, described=True),
-    "128x256 described, flat": MatmulConfig(group=16, described=True, flat=True),
-    "128x256 described, flat, 3 stages": MatmulConfig(
-        group=16, num_stages=3, described=True, flat=True, parts=1
-    ),
+    "128x256": MatmulConfig(group=8, num_stages=4, persistent=False),
+    "128x128 two a processor": MatmulConfig(128, 128, group=8, num_warps=4, persistent=False),
+    "128x256 persistent": MatmulConfig(num_stages=4, flat=False),
+    "128x256 persistent, flat": MatmulConfig(),
+    "128x256 described": MatmulConfig(num_stages=4, described=True, flat=False),
+    "128x256 described, flat": MatmulConfig(num_stages=4, described=True),
+    "128x256 described, flat, 3 stages": MatmulConfig(described=True, parts=1),
 }
 USUAL = tuple(name for name, config in CONFIGS.items() if config.walks)
 TINY = (shapes.Gemm("tiny", 1024, 512, 1536),)
@@ -226,7 +223,7 @@ def gemm_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def stream_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The product beside the copy of x from pinned host memory; its parts alone."""
-    gemm, config = shapes.Gemm("stream", 8192, 4096, 14336), CONFIGS["128x256 described, flat"]
+    gemm, config = shapes.Gemm("stream", 8192, 4096, 14336), MatmulConfig()
     device = jax.devices()[0]
     sms = _cores()
     host = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")

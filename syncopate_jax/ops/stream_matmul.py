@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -76,7 +76,7 @@ def stream_matmul(
     out = result_dtype(NAME, preferred_element_type, x, w)
     chunks = integer(NAME, "chunks", chunks, 1)
     num_sms = None if num_sms is None else integer(NAME, "num_sms", num_sms, 1)
-    config = _config(target, config)
+    config = _config(target, config, x.dtype, out)
     how = _How(side, w_transposed, chunks, out, config, num_sms, target)
     if target == "triton":
         if w_transposed:
@@ -98,22 +98,24 @@ def stream_matmul(
     return y
 
 
-def _config(target: str, asked: Any) -> Any:
+def _config(target: str, asked: Any, dtype: jnp.dtype, out_dtype: jnp.dtype) -> Any:
     """How the kernel of a target is cut: as asked, or by default."""
     kind: type[Any]
+    usual: Callable[[], Any]
     if target == "mosaic_gpu":
-        kind = MatmulConfig
+        kind = usual = MatmulConfig
     elif target == "triton":
         if reason := triton_call.missing():
             raise UnsupportedError(f"{NAME}: {reason}")
         from syncopate_jax.pallas_kernels import matmul_triton
 
         kind = matmul_triton.MatmulConfig
+        usual = functools.partial(kind.usual, dtype, out_dtype)
     else:
         raise InputError(f"{NAME}: target needs 'mosaic_gpu' or 'triton', found {target!r}")
     if not isinstance(asked, kind | None):
         raise InputError(f"{NAME}: config needs the {target} MatmulConfig or None, found {asked!r}")
-    return kind() if asked is None else asked
+    return usual() if asked is None else asked
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

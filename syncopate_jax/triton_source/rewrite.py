@@ -24,7 +24,7 @@ from syncopate_jax.triton_source.scheme import Array, Read, Scheme
 from syncopate_jax.triton_source.text import Text, fitted, indented, renamed
 
 SUFFIX = "_fused"
-VERSION = 2
+VERSION = 3
 """Raised when the same kernel and scheme give another text than before."""
 ADDED = (
     "addend", "addend_ptr", "channel", "counters_ptr", "dst_ptr", "first_position", "following",
@@ -438,8 +438,12 @@ class _Writer:
         return [*lines, f"for place in range({row}, {last}):", *indented(inner)]
 
     def _carried_into(self, region: Region) -> set[str]:
-        """Names that a region assigns and that the tile has assigned before it."""
-        before = assigned(region.block[: region.start]) | set(self.source.parameters)
+        """Names that a region assigns and that the tile has assigned before it.
+
+        Triton forgets what a loop alone has assigned when the loop ends.
+        """
+        lasting = [s for s in region.block[: region.start] if not _is_loop(s)]
+        before = assigned(lasting) | set(self.source.parameters)
         written = self.scheme.write.pointer if self.scheme.write else ""
         return (assigned(region.inside) & before) - {written}
 
@@ -491,3 +495,10 @@ class _Writer:
         inner += self.text.statements([s for s in slice_ if store not in ast.walk(s)], there)
         inner.append(f"{accumulator} += tl.load({given}).to({accumulator}.dtype)")
         return [f"for addend in range({bounds}):", *indented(inner)]
+
+
+def _is_loop(statement: ast.stmt) -> bool:
+    """Whether it is a loop for Triton; a static one is written out."""
+    if isinstance(statement, ast.For) and isinstance(statement.iter, ast.Call):
+        return ast.unparse(statement.iter.func) != "tl.static_range"
+    return isinstance(statement, ast.While)

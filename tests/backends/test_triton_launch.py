@@ -171,7 +171,8 @@ def test_the_copy_engine_brings_what_a_triton_kernel_waits_for(recorder: Recorde
 def test_a_kernel_runs_alone_as_it_was_written(recorder: Recorder) -> None:
     from syncopate_jax.pallas_kernels import matmul_triton
 
-    kernel = matmul_triton.matmul(32, 16, 48, "float32", matmul_triton.MatmulConfig(16, 16, 16))
+    config = matmul_triton.MatmulConfig(16, 16, 16, persistent=False)
+    kernel = matmul_triton.matmul(32, 16, 48, "float32", config)
     x, w = jnp.zeros((32, 16)), jnp.zeros((16, 48))
     (y,) = triton_call.run_alone(kernel, x, w, grid=6)
     assert y.shape == (32, 48) and recorder.calls[0]["kernel"] is matmul_triton.matmul_kernel

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 
+import pytest
+
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.pallas_kernels import contraction_triton
 from tests.pallas_kernels.examples import Example
@@ -42,3 +44,23 @@ def test_tiles_of_a_contraction() -> None:
     assert choose({"k": 16, "n": 256}, workers=8) == {"m": 16, "n": 256, "k": 16}
     text = contraction_triton.source("Gmk", "Gkn", "mn")
     assert "for step in range(SIZE_G * tl.cdiv(SIZE_k, BLOCK_k)):" in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "tiles", "stages", "flat"),
+    [
+        ("bfloat16", "bfloat16", (128, 256, 64), 3, True),
+        ("float16", "float32", (128, 256, 64), 4, False),  # the store has the stages' room
+        ("float32", "float32", (128, 256, 64), 2, False),
+        ("float32", "float32", (128, 128, 32), 3, True),
+    ],
+)
+def test_a_loop_over_tiles_is_flat_where_memory_is_enough(
+    dtype: str, out_dtype: str, tiles: tuple[int, ...], stages: int, flat: bool
+) -> None:
+    cut = dict(zip("mnk", tiles, strict=True))
+    kernel = contraction_triton.contraction(
+        "bmk", "kn", "bmn", SIZES, tiles=cut, dtype=dtype, out_dtype=out_dtype
+    )
+    body = kernel.triton_body
+    assert (body.num_stages, body.arguments["FLAT"]) == (stages, flat)

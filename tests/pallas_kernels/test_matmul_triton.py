@@ -16,14 +16,12 @@ from tests.pallas_kernels.examples import Example
 from tests.triton_interpret import run_alone
 
 CONFIGS = {
-    "one tile a program": MatmulConfig(16, 16, 16, group=2),
-    "persistent": MatmulConfig(16, 16, 16, group=2, persistent=True),
-    "flat": MatmulConfig(16, 16, 16, group=2, persistent=True, flat=True),
-    "descriptors": MatmulConfig(16, 16, 16, group=2, described=True),
-    "descriptors, flat": MatmulConfig(16, 16, 16, group=2, described=True, flat=True),
-    "descriptors, flat, 1 part": MatmulConfig(
-        16, 16, 16, group=2, described=True, flat=True, parts=1
-    ),
+    "one tile a program": MatmulConfig(16, 16, 16, group=2, persistent=False),
+    "persistent": MatmulConfig(16, 16, 16, group=2, flat=False),
+    "flat": MatmulConfig(16, 16, 16, group=2),
+    "descriptors": MatmulConfig(16, 16, 16, group=2, described=True, flat=False),
+    "descriptors, flat": MatmulConfig(16, 16, 16, group=2, described=True),
+    "descriptors, flat, 1 part": MatmulConfig(16, 16, 16, group=2, described=True, parts=1),
 }
 
 
@@ -58,3 +56,22 @@ EXAMPLES = tuple(
 def test_kernels_have_directives(config: MatmulConfig) -> None:
     found = directives_tree.read(config.kernel)
     assert found.accumulator == "total" and (found.loop is not None) == config.walks
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "stages", "flat"),
+    [
+        ("bfloat16", "bfloat16", 3, True),
+        ("bfloat16", "float32", 4, False),  # 144 KiB of stages and 128 of a tile are too much
+        ("float32", "float32", 2, False),
+    ],
+)
+def test_the_usual_product_is_flat_where_memory_is_enough(
+    dtype: str, out_dtype: str, stages: int, flat: bool
+) -> None:
+    config = MatmulConfig.usual(dtype, out_dtype)
+    assert config == MatmulConfig(num_stages=stages, flat=flat) and config.persistent
+    kernel = matmul_triton.matmul(256, 64, 256, out_dtype)
+    same = MatmulConfig.usual(out_dtype, out_dtype)
+    assert kernel.triton_body.arguments["FLAT"] == same.flat
+    assert kernel.triton_body.num_stages == same.num_stages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,10 +21,13 @@ from triton.compiler import ASTSource
 from syncopate_jax.backends.triton_call import Launched
 from syncopate_jax.backends.triton_ordered import OrderedTriton
 from syncopate_jax.errors import UnsupportedError
-from syncopate_jax.ir.plan import Plan
+from syncopate_jax.ir.build import build_plan
+from syncopate_jax.ir.chunk import Box
+from syncopate_jax.ir.comm import P2P, ComputeDep
+from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
 from syncopate_jax.kernel import directives_tree
 from syncopate_jax.kernel.local import PallasKernel
-from syncopate_jax.pallas_kernels import matmul_triton
+from syncopate_jax.pallas_kernels import contraction_triton, matmul_triton
 from syncopate_jax.pallas_kernels.matmul_triton import MatmulConfig
 from syncopate_jax.triton_source import module, rewrite
 from syncopate_jax.triton_source.scheme import (
@@ -38,7 +42,7 @@ from syncopate_jax.triton_source.scheme import (
 from syncopate_jax.triton_source.text import fitted
 from tests.golden.compare import golden
 from tests.kernel.test_directives import KERNEL, PERSISTENT
-from tests.triton_source.works import WORKS, fused, gather, parameters
+from tests.triton_source.works import WORKS, M, N, fused, gather, parameters, part, persistent
 
 
 @pytest.mark.parametrize("name", WORKS)
@@ -164,10 +168,10 @@ def test_what_the_copy_unit_stored_is_there_before_a_signal() -> None:
 
 
 PIPELINED = {
-    "pointers": MatmulConfig(persistent=True),
-    "pointers, flat": MatmulConfig(persistent=True, flat=True, num_stages=3),
-    "descriptors": MatmulConfig(described=True),
-    "descriptors, flat": MatmulConfig(described=True, flat=True),
+    "pointers": MatmulConfig(flat=False, num_stages=4),
+    "pointers, flat": MatmulConfig(),
+    "descriptors": MatmulConfig(described=True, flat=False, num_stages=4),
+    "descriptors, flat": MatmulConfig(described=True, num_stages=4),
 }
 
 
@@ -185,23 +189,51 @@ def test_a_product_in_order_behind_flags_is_pipelined(config: MatmulConfig) -> N
 
 
 @pytest.mark.parametrize("backend", ["ldst_dedicated", "ldst_colocated"])
+@pytest.mark.parametrize("kind", ["product", "contraction"])
 def test_operands_of_peers_are_loaded_asynchronously(
-    backend: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """16 bytes at a time: what is known of the alignment of an address is kept."""
-    monkeypatch.setitem(WORKS, "large", (large, large_plan, {"x": "x"}, backend))
+    made, operand = {"product": (large, "x"), "contraction": (large_contraction, "lhs")}[kind]
+    shape = (1024, 512) if kind == "product" else (2, 512, 512)
+    plan = functools.partial(gather, 0, "bfloat16", x=shape)
+    monkeypatch.setitem(WORKS, "large", (made, plan, {"x": operand}, backend))
     kernel = fused("large", monkeypatch)
     found = hopper(kernel.launched(*parameters(kernel), frozenset()), "bf16")
     assert re.findall(r"warp_group_dot_wait[^\n]*pendings = (\d)", found.asm["ttgir"])[0] == "1"
     assert "cp.async.cg" in found.asm["ptx"] and "cp.async.ca" not in found.asm["ptx"]
+    assert found.metadata.shared <= 227 * 1024
+    if backend == "ldst_colocated":  # no programs that copy: tiles and steps alone are a loop
+        assert found.asm["ttgir"].count("scf.for") == 1
 
 
 def large() -> PallasKernel:
     return matmul_triton.matmul(1024, 512, 1024, "bfloat16", PIPELINED["pointers, flat"], 4)
 
 
-def large_plan() -> Plan:
-    return gather(0, "bfloat16", x=(1024, 512))
+def large_contraction() -> PallasKernel:
+    return contraction_triton.contraction(
+        "Gmk", "kn", "Gmn", {"G": 2, "m": 512, "k": 512, "n": 1024},
+        tiles={"m": 128, "n": 256, "k": 64}, dtype="bfloat16", out_dtype="bfloat16",
+    )  # fmt: skip
+
+
+def test_a_persistent_tile_is_stored_at_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that only its reduction loop assigns, of which Triton knows nothing after it."""
+    monkeypatch.setitem(WORKS, "spread", (persistent, spread, {"y": "y"}, "ldst_colocated"))
+    text = fused("spread", monkeypatch).text(*parameters(fused("spread", monkeypatch)))
+    assert "for place in range(" in text and "_again" not in text
+    assert len(compiled("spread", True, monkeypatch).asm["cubin"]) > 1000
+
+
+def spread() -> Plan:
+    """Every rank computes its rows of y and stores them at both."""
+    whole, ranks = Box.full((2 * M, N)), range(2)
+    own = [part("y", whole.shape, 0, rank) for rank in ranks]
+    ops = [[P2P(r, r, 1 - r, own[r], own[r], (ComputeDep(r, own[r]),))] for r in ranks]
+    starts = [Region(r, "y", own[r].box, produced=True) for r in ranks]
+    goals = [Goal(r, "y", whole) for r in ranks]
+    return build_plan("spread", 2, [Tensor("y", whole.shape, "float32")], starts, goals, ops)
 
 
 def in_order(ordered: OrderedTriton) -> tuple[Scheme, tuple[str, ...], tuple[str, ...]]:

@@ -25,7 +25,7 @@ from syncopate_jax.registry import templates
 from tests.triton_source import foreign
 
 M, K, N, RANKS = 32, 32, 48, 2
-BLOCKS = dict(block_m=16, block_n=16, block_k=16, group=2, num_warps=4)
+BLOCKS: dict[str, Any] = dict(block_m=16, block_n=16, block_k=16, group=2, num_warps=4)
 
 
 def part(name: str, shape: tuple[int, ...], axis: int, rank: int, ranks: int = RANKS) -> Chunk:
@@ -80,11 +80,12 @@ def scatter(tensor: str = "y") -> Plan:
 
 
 def plain() -> PallasKernel:
-    return matmul_triton.matmul(M, K, N, "float32", matmul_triton.MatmulConfig(**BLOCKS))
+    config = matmul_triton.MatmulConfig(**BLOCKS, persistent=False)
+    return matmul_triton.matmul(M, K, N, "float32", config)
 
 
 def persistent() -> PallasKernel:
-    config = matmul_triton.MatmulConfig(**BLOCKS, persistent=True)
+    config = matmul_triton.MatmulConfig(**BLOCKS)
     return matmul_triton.matmul(M, K, N, "float32", config, 4)
 
 
@@ -95,6 +96,13 @@ def attention() -> PallasKernel:
 def contraction() -> PallasKernel:
     return contraction_triton.contraction(
         "Gmk", "Gkn", "mn", {"G": RANKS, "m": M, "k": 16, "n": N},
+        tiles={"m": 16, "n": 16, "k": 16}, dtype="float32", out_dtype="float32", num_warps=4,
+    )  # fmt: skip
+
+
+def contraction_by_rank() -> PallasKernel:
+    return contraction_triton.contraction(
+        "Gmk", "kn", "Gmn", {"G": RANKS, "m": M, "k": K, "n": N},
         tiles={"m": 16, "n": 16, "k": 16}, dtype="float32", out_dtype="float32", num_warps=4,
     )  # fmt: skip
 
@@ -139,6 +147,12 @@ WORKS: dict[str, Work] = {
     "contraction_waits_inside": (
         contraction,
         lambda: gather(0, x=(RANKS, M, 16)),
+        {"x": "lhs"},
+        "ldst_dedicated",
+    ),
+    "contraction_waits": (
+        contraction_by_rank,
+        lambda: gather(0, x=(RANKS, M, K)),
         {"x": "lhs"},
         "ldst_dedicated",
     ),
