@@ -89,6 +89,9 @@ def compile(
     reasons = {}
     for candidate in backends.names() if backend == "auto" else (backend,):
         found: Backend = backends.get(candidate)
+        if absent := triton_backends.missing(found, target):  # before a GPU is asked for
+            reasons[candidate] = absent
+            continue
         most = found.workers(launch, plan.num_ranks) if target in found.targets else 1
         chosen = work(fewest_workers(space.num_tiles, max(most, 1)))
         reason = found.unsupported_reason(chosen, target)

@@ -27,7 +27,6 @@ from syncopate_jax.backends import (
     gpu_kernel,
     gpu_signals,
     triton_backends,
-    triton_call,
 )
 from syncopate_jax.backends.buffers import Buffers
 from syncopate_jax.backends.by_target import ByTarget
@@ -354,10 +353,6 @@ class TritonCopyEngine(CopyEngine):
     """As above, with a rewritten Triton kernel that waits for the flags."""
 
     targets = ("triton",)
-
-    def unsupported_reason(self, work: Work, target: str) -> str | None:
-        """Why the work cannot be done here; None when it can."""
-        return super().unsupported_reason(work, target) or triton_call.missing()
 
     def check(self, work: Work) -> None:
         """Raises UnsupportedError where the kernel's text does not show what is needed."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import jax
 
 from syncopate_jax.backends import triton_call
-from syncopate_jax.backends.interface import Emitted, Work
+from syncopate_jax.backends.interface import Backend, Emitted, Work
 from syncopate_jax.backends.triton_colocated import ColocatedTritonMaker
 from syncopate_jax.backends.triton_kernel import FusedTriton
 from syncopate_jax.backends.triton_layout import Laid, TritonMaker
@@ -28,6 +28,12 @@ def usual(launch: Launch, ranks: int) -> Launch:
     if launch.communicating is not None or launch.sms is None:
         return launch
     return launch.using(communicating=max(1, min(MOST_COMMUNICATING, launch.ctas(ranks) // 8)))
+
+
+def missing(backend: Backend, target: str) -> str | None:
+    """What must be installed for a backend's kernels of ``target``; None if nothing."""
+    written = target == TARGET and target in backend.targets and backend.name != "xla"
+    return triton_call.missing() if written else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +79,15 @@ class TritonBackend:
         return self._cannot_launch(work)
 
     def _cannot_launch(self, work: Work) -> str | None:
-        """What is not installed, or what a mesh lacks."""
-        if not work.launch.folded:
-            if jax.process_count() > 1:
-                return (
-                    f"{self.name} exchanges addresses between the devices of one process, this "
-                    f"program has {jax.process_count()}; use target 'mosaic_gpu' or backend 'xla'"
-                )
-            if reason := build.missing():
-                return reason
-        return triton_call.missing()
+        """What a mesh lacks."""
+        if work.launch.folded:
+            return None
+        if jax.process_count() > 1:
+            return (
+                f"{self.name} exchanges addresses between the devices of one process, this "
+                f"program has {jax.process_count()}; use target 'mosaic_gpu' or backend 'xla'"
+            )
+        return build.missing()
 
     def emit(self, work: Work, target: str) -> Emitted:
         """The fused kernel of one rank, or of all if they are folded."""

@@ -68,8 +68,11 @@ def stream_matmul(
     Raises:
       InputError: shapes, dtypes or ``chunks`` do not fit, or not exactly one operand lives in
         host memory.
-      UnsupportedError: no C++ compiler for the copy engine's handlers; says what to install.
+      UnsupportedError: no C++ compiler for the copy engine's handlers, or no Triton; says what to
+        install.
     """
+    if target == "triton" and (reason := triton_call.missing()):
+        raise UnsupportedError(f"{NAME}: {reason}")
     side = _check(x, w, w_transposed)
     if reason := build.missing():
         raise UnsupportedError(f"{NAME}: {reason}")
@@ -78,13 +81,10 @@ def stream_matmul(
     num_sms = None if num_sms is None else integer(NAME, "num_sms", num_sms, 1)
     config = _config(target, config, x.dtype, out)
     how = _How(side, w_transposed, chunks, out, config, num_sms, target)
-    if target == "triton":
-        if w_transposed:
-            raise UnsupportedError(
-                f"{NAME}: the Triton kernel takes w as [K, N]; use target 'mosaic_gpu'"
-            )
-        if reason := triton_call.missing():
-            raise UnsupportedError(f"{NAME}: {reason}")
+    if target == "triton" and w_transposed:
+        raise UnsupportedError(
+            f"{NAME}: the Triton kernel takes w as [K, N]; use target 'mosaic_gpu'"
+        )
     (y,) = custom_call.fused_call(
         functools.partial(_emit, how=how),
         x,
@@ -105,8 +105,6 @@ def _config(target: str, asked: Any, dtype: jnp.dtype, out_dtype: jnp.dtype) -> 
     if target == "mosaic_gpu":
         kind = usual = MatmulConfig
     elif target == "triton":
-        if reason := triton_call.missing():
-            raise UnsupportedError(f"{NAME}: {reason}")
         from syncopate_jax.pallas_kernels import matmul_triton
 
         kind = matmul_triton.MatmulConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from syncopate_jax import compiler
+from syncopate_jax import cli, compiler
 from syncopate_jax.backends import triton_call
 from syncopate_jax.backends.triton_ordered import OrderedTriton
 from syncopate_jax.errors import InputError, UnsupportedError
@@ -32,23 +33,63 @@ from tests.ops import cases
 SMS = 6
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+MISSING = (
+    "target 'triton' needs triton-that-is-not and jax-triton-neither, not installed here; "
+    "install the extra: pip install 'syncopate-jax[triton]'"
+)
+
+
+@pytest.fixture
+def all_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_call, "NEEDED", ("triton_that_is_not", "jax_triton_neither"))
-    text = (
-        "target 'triton' needs triton-that-is-not and jax-triton-neither, not installed here; "
-        "install the extra: pip install 'syncopate-jax[triton]'"
-    )
+
+
+def named(run: Callable[[], Any]) -> str:
     with pytest.raises(UnsupportedError) as caught:
-        gathered("ldst_dedicated")
-    assert text in str(caught.value)
-    with pytest.raises(UnsupportedError) as caught:
-        triton_call.jax_triton()
-    assert str(caught.value) == text
-    x, w = jnp.zeros((4, 4)), jnp.zeros((4, 4))
-    with pytest.raises(UnsupportedError, match="stream_matmul: target 'triton' needs triton-that"):
-        jax.eval_shape(
-            lambda x, w: stream_matmul.stream_matmul(hosted(x), w, target="triton"), x, w
-        )
+        run()
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("all_missing")
+@pytest.mark.parametrize("backend", ["ldst_dedicated", "ldst_colocated", "copy_engine"])
+def test_operators_name_what_is_missing_before_a_device(backend: str) -> None:
+    given = {"backend": backend, "target": "triton"}
+    fn = fold(lambda x, w: all_gather_matmul(x, w, axis_name="r", **given), "r")
+    text = named(lambda: lowered(fn, X, W))
+    assert text.endswith(f":\n  {backend}: {MISSING}") and "launch" not in text
+    mesh = cases.ranks_mesh(2)
+    fn = cases.sharded(cases.BY_NAME["gather_x_m"], mesh, **given)
+    shapes = ((1, 32, 16), (16, 64))
+    args = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    assert named(lambda: lowered(fn, *args)).endswith(f":\n  {backend}: {MISSING}")
+
+
+@pytest.mark.usefixtures("all_missing")
+def test_compile_names_what_is_missing_before_a_device() -> None:
+    plan, bound = gather_plan(2, x=(8, 3, 8)), {"x": "x"}
+    make = functools.partial(compiler.compile, axis_name="r", target="triton")
+    text = named(lambda: make(scaled(), plan, bound, backend="ldst_dedicated"))
+    assert text.endswith(f":\n  ldst_dedicated: {MISSING}")
+    assert make(scaled(), plan, bound).backend.name == "xla"  # which needs neither
+
+
+@pytest.mark.usefixtures("all_missing")
+def test_streaming_names_what_is_missing_first() -> None:
+    x = jnp.zeros((4, 4))  # not in host memory either
+    text = named(lambda: stream_matmul.stream_matmul(x, x, target="triton"))
+    assert text == f"stream_matmul: {MISSING}"
+
+
+@pytest.mark.usefixtures("all_missing")
+def test_explain_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["explain", "all_gather_matmul", "--shape", "1024,1024,1024", "--ranks", "2"]
+    assert cli.main([*args, "--target", "triton"]) == 0
+    assert capsys.readouterr().out.count(MISSING) == 3
+
+
+@pytest.mark.usefixtures("all_missing")
+def test_launching_names_what_is_missing() -> None:
+    assert named(triton_call.jax_triton) == MISSING
 
 
 def hosted(x: jax.Array) -> jax.Array:
