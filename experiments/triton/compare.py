@@ -115,9 +115,9 @@ def means(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {n: round(v, 4) for n, v in sorted(found.items(), key=lambda item: -item[1])}
 
 
-def lower_all(cores: int) -> None:
+def lower_all(gemms: Iterable[shapes.Gemm], cores: int) -> None:
     """Lowers every candidate for every shape, which compiles its kernel; no GPU is needed."""
-    for gemm in shapes.named_gemms():
+    for gemm in gemms:
         example = [
             jax.ShapeDtypeStruct(shape, jnp.bfloat16)
             for shape in ((gemm.m, gemm.k), (gemm.k, gemm.n))
@@ -134,7 +134,7 @@ def compare(args: argparse.Namespace, cores: int, save: Callable[..., None]) -> 
       By round, how many shapes were measured by then and the candidates' ``means``.
     """
     begun = time.perf_counter()
-    gemms = TINY if args.tiny else shapes.named_gemms()
+    gemms = _gemms(args)
     first = [gemm for gemm in gemms if gemm.name in FIRST] or list(gemms)
     rest = [gemm for gemm in gemms if gemm not in first]
     names, rows, summary = ["xla", *CANDIDATES], [], {}
@@ -155,6 +155,10 @@ def compare(args: argparse.Namespace, cores: int, save: Callable[..., None]) -> 
     return summary
 
 
+def _gemms(args: argparse.Namespace) -> Iterable[shapes.Gemm]:
+    return TINY if args.tiny else shapes.named_gemms()
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=pathlib.Path)
@@ -167,7 +171,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=130, help="measure no new shape after it")
     args = parser.parse_args(argv)
     if args.lower:
-        lower_all(lowering.CORES)
+        lower_all(_gemms(args), lowering.CORES)
         return
     import triton
 
