@@ -212,7 +212,7 @@ def described_matmul_kernel(
 class MatmulConfig:
     """How the product is cut, in elements, and how a tile is computed.
 
-    What is given by default was the fastest of 22 ways on one H200, see experiments/triton.
+    The defaults were the fastest of 22 candidates on one H200, see experiments/triton.
 
     Attributes:
       group: rows of tiles that are walked down before the next column.
