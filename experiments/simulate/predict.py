@@ -54,7 +54,8 @@ def call(found: Machine, problem: Problem, ranks: int, options: Options) -> Pred
 def seconds(found: Machine, row: Timed) -> float:
     """What the clock should have shown for a measured row."""
     label = next(iter(problems.choices(row.problem))) if row.label == "xla" else row.label
-    one = call(found, row.problem, RANKS, Options(**problems.options(label), tiles=measured.TILES))
+    options = Options(**problems.options(label), tiles=measured.TILES[row.file])
+    one = call(found, row.problem, RANKS, options)
     device = one.unfused if row.label == "xla" else one.fused
     if row.inside:
         return measured.inside(found, device, row.problem, row.calls)

@@ -26,9 +26,10 @@ class Machine:
     Attributes:
       name: for messages and titles.
       multiprocessors: of a device; each computes one tile at a time.
-      tile_m, tile_n: the tile that the next two figures are of.
+      tile_m, tile_n: the tile that ``step_seconds`` is of.
       step_seconds: a tile takes on one multiprocessor for one element of the contraction.
-      tile_seconds: a tile takes beside that, whatever the contraction.
+      tile_seconds: a tile takes beside that, whatever the contraction and its size: its first
+        operands come from memory, and its result goes there.
       sustained_flops: operations a second over a long time, which the device's power limits.
       link_bandwidth: one direction of a device's links; the copy engine reaches it.
       copy_engine_latency: of a copy that no multiprocessor makes.
@@ -73,12 +74,16 @@ class Machine:
     def tile(self, elements: int, k: int) -> float:
         """Seconds that a tile of the result, contracted over k, takes on one multiprocessor."""
         share = elements / (self.tile_m * self.tile_n)
-        return share * (k * self.step_seconds + self.tile_seconds)
+        return share * k * self.step_seconds + self.tile_seconds
 
     def product(self, m: int, k: int, n: int) -> float:
-        """Seconds of a product on one device, by whole waves of tiles."""
-        tiles = -(-m // self.tile_m) * -(-n // self.tile_n)
-        return -(-tiles // self.multiprocessors) * self.tile(self.tile_m * self.tile_n, k)
+        """Seconds of a product on one device, by whole waves of tiles, whole or half as wide."""
+
+        def waves(width: int) -> float:
+            tiles = -(-m // self.tile_m) * -(-n // width)
+            return -(-tiles // self.multiprocessors) * self.tile(self.tile_m * width, k)
+
+        return min(waves(self.tile_n), waves(self.tile_n // 2))
 
     def collective(self, kind: str, received: float) -> float:
         """Seconds of XLA's collective of a kind in which each device receives so many bytes."""
