@@ -42,9 +42,11 @@ GUESS = Machine(
     collective_seconds=2e-5,
     collective_bandwidth=250e9,
     all_reduce_bandwidth=250e9,
+    all_to_all_bandwidth=250e9,
     rearrange_bandwidth=2e12,
     host_product=1e-4,
     host_exchange=1.5e-4,
+    between_seconds=1e-5,
     block_seconds=4e-4,
 )
 FIXED = ("name", "multiprocessors", "tile_m", "tile_n")

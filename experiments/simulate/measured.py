@@ -117,7 +117,7 @@ class Timed:
 def inside(machine: Machine, device: float, problem: Problem, calls: int) -> float:
     """Seconds of one of several in a program, of what takes ``device`` seconds alone."""
     many, flops = measure.REPEATS, problem.flops / RANKS
-    busy = many * machine.sustained(device, flops)
+    busy = many * machine.sustained(device + machine.between_seconds, flops)
     return machine.timed(busy, machine.host_exchange, calls) / many
 
 

@@ -40,6 +40,7 @@ class Engine:
         schedule: Schedule | None,
         seconds: Array,
         progress: Progress | None,
+        signal_lag: float = 0.0,
     ):
         self.plan, self.topology, self.schedule = plan, topology, schedule
         self.progress = progress
@@ -50,7 +51,7 @@ class Engine:
         self._init_transfers(plan, topology)
         self._init_dependencies(plan)
         self._init_slots(schedule)
-        self._init_tiles(schedule, seconds)
+        self._init_tiles(schedule, seconds, signal_lag)
         entities = self.num_ops + self.num_tiles
         self.begin = [-1.0] * entities
         self.finish = [-1.0] * entities
@@ -276,7 +277,7 @@ class Engine:
 
     # Workers: each runs its tiles in order and stops at the waits inside them.
 
-    def _init_tiles(self, schedule: Schedule | None, seconds: Array) -> None:
+    def _init_tiles(self, schedule: Schedule | None, seconds: Array, signal_lag: float) -> None:
         self.num_tiles = 0
         self.worker_row: list[int] = []
         self.worker_end: list[int] = []
@@ -296,6 +297,9 @@ class Engine:
         self.worker_stop = [0] * (ranks * used)
         self.worker_step = [0] * (ranks * used)
         self.worker_op = [-1] * (ranks * used)
+        # The step of a tile at which the one before it on the worker, held until then, is told of.
+        self.lag = signal_lag * self.steps
+        self.held = [-1] * (ranks * used)
         self.stops = self._stops(schedule)
         base = np.array(self.slot_base)
         signals = schedule.signals
@@ -336,8 +340,12 @@ class Engine:
                 self.cause[row + self.num_ops] = cause
             steps = goal - self.worker_step[worker]
             if steps > 0:
+                step = self.tile_seconds[row] / self.steps
+                if (held := self.held[worker]) >= 0 and goal >= self.lag:
+                    self.held[worker] = -1
+                    self._signal(held, now + (self.lag - self.worker_step[worker]) * step)
                 self.worker_step[worker] = goal
-                duration = self.tile_seconds[row] * steps / self.steps
+                duration = steps * step
                 heappush(self.heap, (now + duration, STOPPED, worker, 0))
                 return
             if at < len(stops):
@@ -358,17 +366,25 @@ class Engine:
             self.tile_waits.append((row, raiser))
 
     def _complete(self, worker: int, row: int, now: float) -> int:
-        """Ends the tile in ``row``, raises its signals, moves on; returns the tile's entity."""
+        """Ends the tile in ``row``, tells of it or holds that, moves on; returns its entity."""
         entity = row + self.num_ops
         self.finish[entity] = now
         self.finished_tiles += 1
         self.tile_op[row] = self.worker_op[worker]
         self.worker_row[worker] = row + self.workers
         self.worker_stop[worker] = self.worker_step[worker] = 0
+        if self.lag and self.worker_row[worker] < self.worker_end[worker]:
+            self.held[worker] = row
+        else:
+            self._signal(row, now)
+        return entity
+
+    def _signal(self, row: int, at: float) -> None:
+        """Raises the signals of the tile in ``row`` at a time."""
+        entity = row + self.num_ops
         for i in range(self.tile_signal_start[row], self.tile_signal_start[row + 1]):
             delay = self.topology.signal_latency if self.tile_signal_remote[i] else 0.0
-            heappush(self.heap, (now + delay, ARRIVED, self.tile_signals[i], entity))
-        return entity
+            heappush(self.heap, (at + delay, ARRIVED, self.tile_signals[i], entity))
 
 
 def transfer_bytes(plan: Plan) -> Array:

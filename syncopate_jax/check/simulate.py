@@ -37,21 +37,25 @@ def simulate(
     *,
     tile_seconds: float | Array | None = None,
     tile_flops: float | Array | None = None,
+    signal_lag: float = 0.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Timeline:
     """The timeline of ``plan`` (with a ``schedule``: of its fused operator) on ``topology``.
 
     With a schedule, give what a tile costs as ``tile_seconds`` on one worker, or as
     ``tile_flops``, of which a worker does its share of the rank's ``topology.flops``; a number, or
-    an array that broadcasts to [ranks, tiles], by linear tile. ``progress(done, total)`` is called
-    from time to time.
+    an array that broadcasts to [ranks, tiles], by linear tile. A worker that stores a tile beside
+    the next one tells of it when it has computed ``signal_lag`` of that, a share; of its last tile
+    at once. ``progress(done, total)`` is called from time to time.
 
     Raises InputError when the topology does not fit the plan or an argument is wrong,
     UnsupportedError for collectives, DeadlockError when something waits for ever.
     """
     _check(plan, topology, schedule)
+    if not 0 <= signal_lag <= 1:
+        raise InputError(f"simulate: signal_lag must be a share, from 0 to 1, found {signal_lag}")
     seconds = _tile_seconds(topology, schedule, tile_seconds, tile_flops)
-    engine = Engine(plan, topology, schedule, seconds, progress)
+    engine = Engine(plan, topology, schedule, seconds, progress, signal_lag)
     engine.run()
     if engine.finished_ops < plan.num_ops or engine.finished_tiles < engine.num_tiles:
         raise_deadlock(engine)

@@ -36,11 +36,14 @@ class Machine:
       copy_unit_cta_bandwidth: one CTA's copies by the copy unit.
       load_store_cta_bandwidth, load_store_bandwidth: one CTA's, and all CTAs' loads and stores.
       call_seconds: on the device, beside a kernel that talks to peers.
-      collective_seconds, collective_bandwidth, all_reduce_bandwidth: start and rate of XLA's
-        collectives, by what a device receives; an all-reduce, which does so twice, has its own.
+      collective_seconds, collective_bandwidth, all_reduce_bandwidth, all_to_all_bandwidth: start
+        and rate of XLA's collectives, by what a device receives; an all-reduce, which does so
+        twice, and an all-to-all, which follows no ring, have their own.
       rearrange_bandwidth: of XLA's transposition of what an all-to-all exchanges.
       host_product, host_exchange: the host's work for one call of a program without and with
         communication.
+      between_seconds: on the device, from an operator in a loop of a program to the next one: what
+        the loop itself starts.
       block_seconds: from the first call of a block to its kernel, and from the last kernel's end
         back to the host; a block of n timed calls has it once.
     """
@@ -61,9 +64,11 @@ class Machine:
     collective_seconds: float
     collective_bandwidth: float
     all_reduce_bandwidth: float
+    all_to_all_bandwidth: float
     rearrange_bandwidth: float
     host_product: float
     host_exchange: float
+    between_seconds: float
     block_seconds: float
 
     @property
@@ -87,9 +92,8 @@ class Machine:
 
     def collective(self, kind: str, received: float) -> float:
         """Seconds of XLA's collective of a kind in which each device receives so many bytes."""
-        all_reduce = kind == "all_reduce"
-        rate = self.all_reduce_bandwidth if all_reduce else self.collective_bandwidth
-        return self.collective_seconds + received / rate
+        own = {"all_reduce": self.all_reduce_bandwidth, "all_to_all": self.all_to_all_bandwidth}
+        return self.collective_seconds + received / own.get(kind, self.collective_bandwidth)
 
     def exchange(self, kind: str, received: float, held: float) -> float:
         """Seconds of the collective, and for an all-to-all of rearranging ``held`` bytes for it."""

@@ -32,6 +32,10 @@ from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.runtime.operator import Operator
 
+SIGNAL_LAG = 0.75
+"""Of fused products, which store a tile beside the next (``Consumer.signal_step`` of
+``pallas_kernels/matmul_mosaic_gpu_kernel.py``). Tiles that send themselves are on their way then."""
+
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
@@ -88,7 +92,9 @@ def predict_call(
         schedule = tile_stores(schedule, work.space, work.accesses, work.axis_map)
     one = fused.problem(spec, ranks, lhs, rhs)
     seconds = machine.tile(_tile_elements(operator), one.k)
-    timeline = simulate(schedule.plan, topology, schedule, tile_seconds=seconds)
+    timeline = simulate(
+        schedule.plan, topology, schedule, tile_seconds=seconds, signal_lag=_signal_lag(operator)
+    )
     # What a collective moves, whatever plan the fused operator follows.
     usual = fused.prepare(spec.kind, layout, dtype, dtype, Options(), target="mosaic_gpu")[2]
     return Predicted(
@@ -137,6 +143,11 @@ def _tile_elements(operator: Operator) -> int:
     work = operator.work
     lo, hi = work.accesses[work.kernel.results[0]].boxes(work.space)
     return int(np.prod(hi[:, 0] - lo[:, 0], axis=1).max())
+
+
+def _signal_lag(operator: Operator) -> float:
+    """Share of a tile that a CTA computes before it tells those that communicate of the last."""
+    return SIGNAL_LAG if isinstance(_backend(operator), Dedicated) else 0.0
 
 
 def _exchange(machine: Machine, kind: str, plan: Plan) -> float:
