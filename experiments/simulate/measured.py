@@ -13,11 +13,7 @@ from experiments.two_gpus.problems import Problem
 from syncopate_jax.ir.machine import Machine
 from syncopate_jax.registry import operators
 
-# The newest first. Fused kernels of earlier runs were others, with more CTAs and other signals; the
-# links were measured in the first run alone.
-TILES = {"two_gpus_h200.json": None, "two_gpus_h200_third.json": {"m": 128, "n": 256}}
-FILES = tuple(TILES)
-LINKS = "two_gpus_h200_first.json"
+LINKS = "two_gpus_h200_first.json"  # the only run that has them
 RESULTS = results.ROOT / "experiments" / "results"
 RANKS = 2
 COPIERS = {
@@ -32,7 +28,31 @@ KERNELS = {
     "ncclDevKernel": "collective kernel",
     "transpose_fusion": "rearranging kernel",
 }
+FUSED = "mosaic_gpu_kernel"  # likewise, of our own
 INSIDE = f"{measure.REPEATS} x "
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One file of results whose fused kernels launched as many CTAs as today's.
+
+    Attributes:
+      tiles: of every fused kernel in it; None for those that the library takes today.
+      least: seconds below which a call that was timed alone says nothing of its device: other
+        processes, which waited for their turn, had the host's cores.
+    """
+
+    file: str
+    tiles: dict[str, int] | None = None
+    least: float = 0.0
+
+
+RUNS = (
+    Run("two_gpus_h200.json"),
+    Run("two_gpus_h200_third.json", tiles={"m": 128, "n": 256}, least=3e-4),
+)
+FILES = tuple(run.file for run in RUNS)
+TILES = {run.file: run.tiles for run in RUNS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +63,8 @@ class Bare:
       file: that it is from.
       what: ``product``, ``product inside`` (a long program), ``exchange``, or how a link was used:
         by the clock; ``product kernel``, ``collective kernel``, ``rearranging kernel``: on the
-        device, from the profile of XLA's unfused program.
+        device, from the profile of XLA's unfused program; ``call kernels``: what is beside the
+        fused kernel in the profile of a version that talks to peers, and not that kernel.
       problem: None of a link.
       size: bytes that a rank receives, of an exchange or a link.
       ctas: that copied, 0 where none does.
@@ -77,6 +98,7 @@ class Bare:
             exchange = machine.exchange(kind, size, held)
             return machine.timed(exchange, machine.host_exchange, calls)
         return {
+            "call kernels": machine.call_seconds,
             "product kernel": product,
             "collective kernel": machine.collective(kind, size),
             "rearranging kernel": held / machine.rearrange_bandwidth,
@@ -90,7 +112,8 @@ class Bare:
             "tma": (machine.copy_unit_cta_bandwidth, machine.link_bandwidth),
             "ldst": (machine.load_store_cta_bandwidth, machine.load_store_bandwidth),
         }[self.what]
-        device = machine.call_seconds + self.size / min(self.ctas * one, most)
+        beside = machine.call_seconds + machine.copier_seconds
+        device = beside + self.size / min(self.ctas * one, most)
         busy = device * self.in_a_row
         return machine.timed(busy, machine.host_exchange, self.calls) / self.in_a_row
 
@@ -141,8 +164,8 @@ def received(problem: Problem, ranks: int) -> int:
     return 2 * whole[problem.operator.name] * (ranks - 1) // ranks
 
 
-def read(files: Sequence[str] = FILES) -> tuple[list[Bare], list[Timed]]:
-    """All rows of the results."""
+def read(runs: Sequence[Run] = RUNS) -> tuple[list[Bare], list[Timed]]:
+    """All rows of the results, but for those that say nothing of a device."""
     bare: list[Bare] = []
     timed: list[Timed] = []
     for row in _rows(LINKS, "link"):
@@ -150,10 +173,10 @@ def read(files: Sequence[str] = FILES) -> tuple[list[Bare], list[Timed]]:
             what, seconds = COPIERS[row["by"]], row["median_us"] * 1e-6
             given = row["bytes"], row.get("ctas", 0), link.CALLS, seconds
             bare.append(Bare(LINKS, what, None, *given, in_a_row=row.get("in_a_row", 1)))
-    for file in files:
-        for row in _rows(file, "speed"):
+    for run in runs:
+        for row in _rows(run.file, "speed"):
             if "median_us" in row:
-                _read_speed(file, row, bare, timed)
+                _read_speed(run, row, bare, timed)
     return bare, timed
 
 
@@ -162,20 +185,28 @@ def _rows(file: str, stage: str) -> Iterator[dict[str, Any]]:
     return (row for row in found if row["stage"] == stage)
 
 
-def _read_speed(file: str, row: dict[str, Any], bare: list[Bare], timed: list[Timed]) -> None:
-    problem, calls = problem_of(row), row["calls"]
+def _read_speed(run: Run, row: dict[str, Any], bare: list[Bare], timed: list[Timed]) -> None:
+    file, problem, calls = run.file, problem_of(row), row["calls"]
     size = received(problem, RANKS)
-    for kernel, us in row.get("device_us", {}).get("xla", {}).items():
-        for name, what in KERNELS.items():
-            if name in kernel:
-                bare.append(Bare(file, what, problem, size, 0, calls, us * 1e-6))
+
+    def add(what: str, us: float) -> None:
+        bare.append(Bare(file, what, problem, size, 0, calls, us * 1e-6))
+
+    for label, kernels in row.get("device_us", {}).items():
+        if label == "xla":
+            for kernel, us in kernels.items():
+                for what in (what for name, what in KERNELS.items() if name in kernel):
+                    add(what, us)
+        elif not label.startswith("copy_engine"):  # which has no barrier
+            add("call kernels", sum(us for kernel, us in kernels.items() if FUSED not in kernel))
     alone = {"gemm": "product", f"{INSIDE}gemm": "product inside", "exchange": "exchange"}
     for label, median in row["median_us"].items():
         inside = label.startswith(INSIDE)
         seconds = median * 1e-6 / (measure.REPEATS if inside else 1)
+        if not inside and seconds < run.least:
+            continue
         if label in alone:
-            what = alone[label]
-            bare.append(Bare(file, what, problem, size, 0, calls, seconds))
+            add(alone[label], seconds * 1e6)
         elif not label.startswith("jax "):
             name = label.removeprefix(INSIDE)
             timed.append(Timed(file, problem, name, inside, calls, seconds))

@@ -18,6 +18,7 @@ BACKENDS = {
     "tma_dedicated": "dedicated",
     "tma_colocated": "colocated",
 }
+KINDS = re.compile("^(all_gather|reduce_scatter|all_reduce|all_to_all)_")  # before a plan's name
 UNITS = {"bandwidth": (1e-9, "GB/s"), "flops": (1e-12, "TFLOP/s"), "step_seconds": (1e9, "ns")}
 
 
@@ -103,7 +104,7 @@ def by_operator(two: Sequence[dict[str, Any]]) -> str:
 
 
 def against(rows: Iterable[dict[str, Any]]) -> str:
-    """Measured and predicted microseconds, both runs beside each other."""
+    """Measured and predicted microseconds, the runs beside each other."""
     merged: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in rows:
         key = row["operator"], tuple(row["mkn"]), row["by"].replace("_", " "), row["inside"]
@@ -120,8 +121,8 @@ def against(rows: Iterable[dict[str, Any]]) -> str:
             )
         where = "8 in a program" if inside else "alone"
         lines.append((operator, "x".join(map(str, mkn)), by, where, *cells))
-    head = ("operator", "M x K x N", "by", "", *("measured", "predicted", "ratio") * 2)
-    return table(head, lines)
+    each = ("measured", "predicted", "ratio") * len(measured.FILES)
+    return table(("operator", "M x K x N", "by", "", *each), lines)
 
 
 def ways(rows: Iterable[dict[str, Any]]) -> str:
@@ -141,7 +142,7 @@ def ways(rows: Iterable[dict[str, Any]]) -> str:
 
 def cell(way: dict[str, Any]) -> str:
     """Microseconds, and how: plan, CTAs that communicate, pieces of a chunk."""
-    how = [way["plan"].removeprefix("all_").split("_")[-1]]
+    how = [KINDS.sub("", way["plan"])]
     how += [f"{way['ctas']} CTAs"] if "ctas" in way else []
     how += [f"/{way['split']}"] if way.get("split", 1) > 1 else []
     return f"{way['fused_us']:.0f} ({', '.join(how)})"

@@ -3,7 +3,8 @@
 Beside ``prediction.py``, which asks what any kernel could do on a topology, this takes the tiles,
 the order, the workers and the operations of the kernel that would run, and from the machine what
 the simulator leaves out: that waves of tiles are whole, that CTAs which communicate do not compute,
-how fast those copy, that tiles send themselves, and what a call costs beside its kernel.
+how fast those copy and when they are told of a tile, that tiles send themselves, and what a call
+costs beside its kernel.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from syncopate_jax.ops import fused
 from syncopate_jax.ops.blocked import block
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
+from syncopate_jax.pallas_kernels.contraction_mosaic_gpu import ContractionLoop
 from syncopate_jax.runtime.operator import Operator
 
 SIGNAL_LAG = 0.75
-"""Of fused products, which store a tile beside the next (``Consumer.signal_step`` of
-``pallas_kernels/matmul_mosaic_gpu_kernel.py``). Tiles that send themselves are on their way then."""
+"""Of fused products that store a tile beside the next one (``signal_step`` of
+``pallas_kernels/matmul_mosaic_gpu_kernel.py``). Tiles that send themselves have left by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,10 @@ def _tile_elements(operator: Operator) -> int:
 
 def _signal_lag(operator: Operator) -> float:
     """Share of a tile that a CTA computes before it tells those that communicate of the last."""
-    return SIGNAL_LAG if isinstance(_backend(operator), Dedicated) else 0.0
+    kernel = operator.work.kernel
+    body, dtype = kernel.loop_body, kernel.out_shape[0].dtype
+    beside = isinstance(body, ContractionLoop) and body.config.overlaps(dtype)
+    return SIGNAL_LAG if beside and isinstance(_backend(operator), Dedicated) else 0.0
 
 
 def _exchange(machine: Machine, kind: str, plan: Plan) -> float:

@@ -222,6 +222,38 @@ def test_an_operation_waits_for_the_tiles_that_raise_its_slot() -> None:
     assert str(path[0]) == "rank 0 tile 0: 0.00 to 500000.00 us"
 
 
+def test_a_tile_stored_beside_the_next_is_told_of_late() -> None:
+    """Two tiles of a worker: the first is told of midway through the second, that at its end."""
+    plan = plan_of([send(0, 1, 500), send(0, 1, 250)], [])
+    signals = {0: [(0, 0)], 1: [(0, 1)]}
+    waits = {0: [(0, 1)], 1: [(1, 1)]}
+    schedule = schedule_of(plan, 2, steps=4, slots=2, signals=signals, op_waits=waits)
+    for lag, begins in ((0.0, 2.0), (0.75, 3.5), (1.0, 4.0)):
+        found = simulate(plan, topology(2), schedule, tile_seconds=2.0, signal_lag=lag)
+        assert found.op_start.tolist() == [begins, max(4.0, begins + OVERHEAD + 0.5)]
+    with pytest.raises(InputError, match=r"signal_lag must be a share, from 0 to 1, found 1\.5"):
+        simulate(plan, topology(2), schedule, tile_seconds=2.0, signal_lag=1.5)
+
+
+def test_a_tile_that_waits_late_is_past_telling_of_the_one_before() -> None:
+    """Both ranks add in their second tile what the other's first one sent."""
+    plan = plan_of([send(0, 1, 500)], [send(1, 0, 500)])
+    rows = {0: [(0, 0)], 2: [(1, 0)]}
+    added = {1: [(1, 1)], 3: [(1, 1)]}
+    schedule = schedule_of(
+        plan,
+        2,
+        slots=2,
+        signals=rows,
+        op_waits={0: [(0, 1)], 1: [(0, 1)]},
+        op_signals={0: [(1, 1)], 1: [(0, 1)]},
+        e_waits=added,
+    )
+    found = simulate(plan, topology(2), schedule, tile_seconds=1.0, signal_lag=0.5)
+    assert found.op_start.tolist() == [1.5, 1.5]
+    assert found.makespan == 1.5 + once(500)
+
+
 def test_a_signal_to_another_rank_takes_its_latency() -> None:
     plan = plan_of([], [])
     schedule = schedule_of(plan, 1, slots=1, signals={0: [(1, 0)]}, waits={1: [(0, 1)]})

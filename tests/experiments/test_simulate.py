@@ -47,6 +47,8 @@ def test_predictions_are_within_a_tenth_in_the_median() -> None:
     assert len(TWO) == len(timed) and len(fused) == sum(row.label != "xla" for row in timed)
     assert FOUND["summary"]["fused_median_error"] == predict.error(fused) < AIM
     assert max(one["median_error"] for one in FOUND["held_out"]) < AIM
+    counts = [one["rows"] for one in FOUND["held_out"]]
+    assert [sum(counts[:2]), sum(counts[2:4]), counts[4]] == [len(fused)] * 3  # none is left out
 
 
 def again(rows: list[measured.Timed]) -> None:
@@ -64,6 +66,26 @@ def again(rows: list[measured.Timed]) -> None:
 def test_some_predictions_can_be_made_again() -> None:
     _, timed = measured.read()
     again([row for row in timed if row.inside and row.file == measured.FILES[0]])
+
+
+def test_what_other_processes_slowed_is_left_out() -> None:
+    """Calls of the noisy run that are short and alone; the others, and the quiet run's, stay."""
+    run = measured.RUNS[1]
+    bare, timed = measured.read([run])
+    everything = measured.read([dataclasses.replace(run, least=0.0)])
+    left_out = [row for row in everything[1] if row not in timed]
+    left_out += [row for row in everything[0] if row not in bare]
+    assert left_out and all(row.seconds < run.least for row in left_out)
+    assert not any(getattr(row, "inside", False) for row in left_out)
+    assert {row.what for row in everything[0] if row not in bare} == {"product", "exchange"}
+    alone = {"product", "exchange"}
+    assert all(row.seconds >= run.least for row in bare if row.what in alone)
+
+
+def test_a_cell_names_the_plan() -> None:
+    way = {"plan": "all_reduce_two_shot", "ctas": 16, "split": 4, "fused_us": 282.4}
+    assert tables.cell(way) == "282 (two_shot, 16 CTAs, /4)"
+    assert tables.cell({"plan": "all_gather_double_ring", "fused_us": 1.0}) == "1 (double_ring)"
 
 
 @pytest.mark.slow

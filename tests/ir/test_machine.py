@@ -18,9 +18,15 @@ def test_products_take_whole_waves_of_tiles() -> None:
     h200 = machine.h200()
     wave = 4096 * h200.step_seconds + h200.tile_seconds
     assert h200.product(128 * 132, 4096, 256) == wave
-    assert h200.product(128 * 132 + 1, 4096, 256) == 2 * wave
-    assert h200.product(100, 4096, 200) == wave  # cut by the edge: no faster
-    assert h200.tile(128 * 128, 4096) == wave / 2
+    assert h200.product(128 * 264, 4096, 256) == 2 * wave
+    assert h200.product(128 * 264 - 1, 4096, 256) == 2 * wave
+    narrow = wave / 2 + h200.tile_seconds / 2  # half the work, and as long to begin and to store
+    assert h200.tile(128 * 128, 4096) == pytest.approx(narrow)
+    # Where wide tiles leave half of the multiprocessors idle, products take narrow ones.
+    assert h200.product(128 * 66, 4096, 256) == pytest.approx(narrow)
+    assert h200.product(128 * 67, 4096, 256) == wave
+    assert h200.product(128 * 133, 4096, 256) == pytest.approx(3 * narrow)
+    assert h200.product(100, 4096, 200) == h200.product(128, 4096, 256)  # cut by the edge
     assert h200.flops == pytest.approx(132 * 2 * 128 * 256 / h200.step_seconds)
 
 
@@ -36,9 +42,10 @@ def test_an_all_to_all_is_rearranged_too() -> None:
     h200 = machine.h200()
     gather = h200.exchange("all_gather", 1e6, 2e6)
     assert gather == h200.collective("all_gather", 1e6)
-    assert h200.exchange("all_to_all", 1e6, 2e6) == gather + 2e6 / h200.rearrange_bandwidth
-    rates = h200.collective_bandwidth, h200.all_reduce_bandwidth
-    for kind, rate in zip(("reduce_scatter", "all_reduce"), rates, strict=True):
+    exchanged = h200.collective("all_to_all", 1e6) + 2e6 / h200.rearrange_bandwidth
+    assert h200.exchange("all_to_all", 1e6, 2e6) == exchanged
+    rates = {"reduce_scatter": h200.collective_bandwidth, "all_reduce": h200.all_reduce_bandwidth}
+    for kind, rate in (rates | {"all_to_all": h200.all_to_all_bandwidth}).items():
         assert h200.collective(kind, 1e6) == h200.collective_seconds + 1e6 / rate
 
 

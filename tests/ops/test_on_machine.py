@@ -8,9 +8,10 @@ import pytest
 
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.ir import machine, presets
-from syncopate_jax.ops.on_machine import predict_call
+from syncopate_jax.ops.on_machine import SIGNAL_LAG, predict_call
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Launch, Options
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 
 H200 = machine.h200()
 M, K, N = 2048, 4096, 8192
@@ -47,6 +48,22 @@ def test_ctas_that_communicate_compute_nothing() -> None:
     copied = M // 2 * K * 2 / (4 * H200.copy_unit_cta_bandwidth) + presets.SIGNAL_LATENCY
     late = max(copied - wave, 0.0)
     assert gather("tma_dedicated", 4).fused == pytest.approx(2 * wave + late + H200.call_seconds)
+
+
+def test_those_that_communicate_are_told_of_a_tile_during_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """256 narrow tiles are two turns: the first is the peer's half, added by it in its second."""
+    m, k, n = 1024, 4096, 4096
+    options = Options(backend="tma_dedicated", split=1, launch=Launch(communicating=4))
+    found = predict_call(H200, SCATTER, (1, m, k // 2), (k // 2, n), 2, options)
+    told = (1 + SIGNAL_LAG) * H200.tile(128 * 128, k // 2)
+    copied = m // 2 * n * 2 / (4 * H200.copy_unit_cta_bandwidth) + presets.SIGNAL_LATENCY
+    assert found.fused == pytest.approx(told + copied + H200.call_seconds)
+    # Where registers do not hold a tile beside the next, it is stored and told of before that.
+    monkeypatch.setattr(MatmulConfig, "overlaps", lambda *_: False)
+    at_once = predict_call(H200, SCATTER, (1, m, k // 2), (k // 2, n), 2, options).timeline
+    assert at_once.op_start.min() == at_once.tile_finish.min()
 
 
 def test_loads_and_stores_are_slower_than_the_link() -> None:
