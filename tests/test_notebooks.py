@@ -53,7 +53,7 @@ def test_pictures_are_there_and_small() -> None:
                 shown |= set(re.findall(r"!\[\]\((.+?)\)", "".join(cell["source"])))
     kept = {path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("figures/*")}
     assert kept == shown
-    assert sum((FOLDER / name).stat().st_size for name in kept) < 200_000
+    assert sum((FOLDER / name).stat().st_size for name in kept) < 250_000
 
 
 @pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)

@@ -47,7 +47,7 @@ GUESS = Machine(
     rearrange_bandwidth=2e12,
     host_product=1e-4,
     host_exchange=1.5e-4,
-    between_seconds=1e-5,
+    between_seconds=5e-6,
     block_seconds=4e-4,
 )
 FIXED = ("name", "multiprocessors", "tile_m", "tile_n")

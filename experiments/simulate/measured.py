@@ -138,9 +138,14 @@ class Timed:
 
 
 def inside(machine: Machine, device: float, problem: Problem, calls: int) -> float:
-    """Seconds of one of several in a program, of what takes ``device`` seconds alone."""
-    many, flops = measure.REPEATS, problem.flops / RANKS
-    busy = many * machine.sustained(device + machine.between_seconds, flops)
+    """Seconds of one of several in a program, of what takes ``device`` seconds alone.
+
+    Its product is slowed as much as a product alone, whatever the device does beside.
+    """
+    many = measure.REPEATS
+    product = machine.product(*problem.local(RANKS))
+    hot = machine.sustained(product, problem.flops / RANKS) - product
+    busy = many * (device + hot + machine.between_seconds)
     return machine.timed(busy, machine.host_exchange, calls) / many
 
 

@@ -30,7 +30,8 @@ class Machine:
       step_seconds: a tile takes on one multiprocessor for one element of the contraction.
       tile_seconds: a tile takes beside that, whatever the contraction and its size: its first
         operands come from memory, and its result goes there.
-      sustained_flops: operations a second over a long time, which the device's power limits.
+      sustained_flops: operations a second of a product in a long program, where the device's power
+        limits its clock.
       link_bandwidth: one direction of a device's links; the copy engine reaches it.
       copy_engine_latency: of a copy that no multiprocessor makes.
       copy_unit_cta_bandwidth: one CTA's copies by the copy unit.
@@ -103,13 +104,12 @@ class Machine:
         rearranging = held / self.rearrange_bandwidth if kind == "all_to_all" else 0.0
         return self.collective(kind, received) + rearranging
 
-    def sustained(self, device: float, flops: float) -> float:
-        """Seconds in a long program of what takes ``device`` seconds on a device that is cool.
+    def sustained(self, product: float, flops: float) -> float:
+        """Seconds in a long program of what takes ``product`` seconds on a device that is cool.
 
-        At its power limit a device does so many operations in a time, busy or not: what leaves it
-        idle in between loses nothing.
+        Of a product alone: exchanges between products do not let the clock rise again.
         """
-        return max(device, flops / self.sustained_flops)
+        return max(product, flops / self.sustained_flops)
 
     def timed(self, device: float, host: float, calls: int) -> float:
         """What a clock shows of one call among ``calls`` in a row, first to last.
