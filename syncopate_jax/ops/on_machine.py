@@ -36,7 +36,7 @@ from syncopate_jax.runtime.operator import Operator
 
 SIGNAL_LAG = 0.75
 """Of fused products that store a tile beside the next one (``signal_step`` of
-``pallas_kernels/matmul_mosaic_gpu_kernel.py``). Tiles that send themselves have left by then."""
+``pallas_kernels/matmul_mosaic_gpu_beside.py``). Tiles that send themselves have left by then."""
 
 
 @dataclass(frozen=True, slots=True)
