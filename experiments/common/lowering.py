@@ -13,7 +13,7 @@ import jax
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.runtime import device
 
-KIND, CORES = "NVIDIA H200", 132
+KIND, CORES = "NVIDIA H200", device.HOPPER_CORES
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from syncopate_jax.kernel.tiles import fewest_workers
 from syncopate_jax.pallas_kernels.matmul_triton import grouped_tile
 
 
@@ -27,6 +28,17 @@ def store_parts(y_blocks, total, row, column, BLOCK_M: tl.constexpr, WIDTH: tl.c
         left, right = tl.split(halves)
         store_parts(y_blocks, left, row, column, BLOCK_M, WIDTH // 2, PARTS // 2)
         store_parts(y_blocks, right, row, column + WIDTH // 2, BLOCK_M, WIDTH // 2, PARTS // 2)
+
+
+@triton.jit
+def store_whole(y_ptr, total, row, column, M: tl.constexpr, N: tl.constexpr,
+                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
+    """Stores a tile through pointers."""
+    rows = row + tl.arange(0, BLOCK_M)
+    columns = column + tl.arange(0, BLOCK_N)
+    inside = (rows[:, None] < M) & (columns[None, :] < N)
+    y_ptrs = y_ptr + (rows[:, None] * N + columns[None, :])
+    tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -66,11 +78,7 @@ def described(
             store_parts(y_blocks, total, tile_m * BLOCK_M, tile_n * BLOCK_N,
                         BLOCK_M, BLOCK_N, PARTS)  # fmt: skip
         else:
-            rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-            columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-            inside = (rows[:, None] < M) & (columns[None, :] < N)
-            y_ptrs = y_ptr + (rows[:, None] * N + columns[None, :])
-            tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=inside)
+            store_whole(y_ptr, total, tile_m * BLOCK_M, tile_n * BLOCK_N, M, N, BLOCK_M, BLOCK_N)
 
 
 @triton.jit
@@ -118,11 +126,7 @@ def pointed(
             store_parts(y_blocks, total, tile_m * BLOCK_M, tile_n * BLOCK_N,
                         BLOCK_M, BLOCK_N, PARTS)  # fmt: skip
         else:
-            rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-            columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-            inside = (rows[:, None] < M) & (columns[None, :] < N)
-            y_ptrs = y_ptr + (rows[:, None] * N + columns[None, :])
-            tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=inside)
+            store_whole(y_ptr, total, tile_m * BLOCK_M, tile_n * BLOCK_N, M, N, BLOCK_M, BLOCK_N)
 
 
 @triton.jit
@@ -182,8 +186,7 @@ class Candidate:
 
     def grid(self, m: int, n: int, most: int) -> int:
         tiles = -(-m // self.block_m) * -(-n // (self.block_n + self.narrow))
-        turns = -(-tiles // most)
-        return -(-tiles // turns) if self.even else min(tiles, most)
+        return fewest_workers(tiles, most) if self.even else min(tiles, most)
 
     def arguments(self, m: int, k: int, n: int, most: int) -> dict[str, Any]:
         """Of the kernel's parameters that are no arrays."""

@@ -128,3 +128,10 @@ def is_descriptor_store(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     return node.func.attr == "store" and ast.unparse(node.func) != "tl.store"
+
+
+def is_loop(statement: ast.stmt) -> bool:
+    """Whether it is a loop for Triton; a static one is written out."""
+    if isinstance(statement, ast.For) and isinstance(statement.iter, ast.Call):
+        return ast.unparse(statement.iter.func) != "tl.static_range"
+    return isinstance(statement, ast.While)

@@ -16,6 +16,7 @@ from syncopate_jax.kernel.annotated import (
     Region,
     assigned,
     is_descriptor_store,
+    is_loop,
     used,
 )
 from syncopate_jax.triton_source import pointers
@@ -442,7 +443,7 @@ class _Writer:
 
         Triton forgets what a loop alone has assigned when the loop ends.
         """
-        lasting = [s for s in region.block[: region.start] if not _is_loop(s)]
+        lasting = [s for s in region.block[: region.start] if not is_loop(s)]
         before = assigned(lasting) | set(self.source.parameters)
         written = self.scheme.write.pointer if self.scheme.write else ""
         return (assigned(region.inside) & before) - {written}
@@ -495,10 +496,3 @@ class _Writer:
         inner += self.text.statements([s for s in slice_ if store not in ast.walk(s)], there)
         inner.append(f"{accumulator} += tl.load({given}).to({accumulator}.dtype)")
         return [f"for addend in range({bounds}):", *indented(inner)]
-
-
-def _is_loop(statement: ast.stmt) -> bool:
-    """Whether it is a loop for Triton; a static one is written out."""
-    if isinstance(statement, ast.For) and isinstance(statement.iter, ast.Call):
-        return ast.unparse(statement.iter.func) != "tl.static_range"
-    return isinstance(statement, ast.While)
