@@ -24,6 +24,7 @@ from syncopate_jax.kernel.loop import Places, Use
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_kernel, matmul_tpu, tile_columns
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
     CLUSTER_AXES,
+    HOPPER_SHARED_MEMORY,
     WGMMA_ROWS,
     MatmulConfig,
 )
@@ -186,6 +187,13 @@ def _limits(
         yield f"the epilogue stores {', '.join(DTYPES)} or float32, found {jnp.dtype(out_dtype)}"
     if (problem := config.problem()) is not None:
         yield problem
+    taken = config.shared_memory(dtype, out_dtype)
+    if taken > HOPPER_SHARED_MEMORY:
+        yield (
+            f"tile {config.tile_m}x{config.tile_n}x{config.tile_k} with {config.stages} stages "
+            f"takes {taken} bytes of shared memory, and a block has {HOPPER_SHARED_MEMORY}; take "
+            f"smaller tiles, such as 64 along k"
+        )
     if config.cluster != 1:
         yield f"a fused matmul runs in clusters of 1 CTA, found {config.cluster}"
     shapes = {name: _matrix_shape(found, sizes) for name, found in groups.items()}
