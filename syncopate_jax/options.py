@@ -27,6 +27,8 @@ class Launch:
         late (a CTA up to a quarter more), drawn anew in each launch, so that ranks meet in other
         orders than they usually do.
       folded: all ranks run in one launch on one device, which they share.
+      device_barrier: XLA's barrier between devices comes before a kernel that talks to peers; else
+        ranks greet each other inside it, beside its first tiles.
     """
 
     sms: int | None = None
@@ -34,6 +36,7 @@ class Launch:
     watchdog_us: int = 0
     late_us: int = 0
     folded: bool = False
+    device_barrier: bool = False
 
     def __post_init__(self) -> None:
         for name, least, optional in (
@@ -54,8 +57,10 @@ class Launch:
             raise InputError(
                 f"launch: late_us needs at most {MOST_LATE_US}, a second, found {self.late_us}"
             )
-        if not isinstance(self.folded, bool):
-            raise InputError(f"launch: folded needs True or False, found {self.folded!r}")
+        for name in ("folded", "device_barrier"):
+            given = getattr(self, name)
+            if not isinstance(given, bool):
+                raise InputError(f"launch: {name} needs True or False, found {given!r}")
 
     def ctas(self, ranks: int) -> int:
         """CTAs of a rank; raises InputError while ``sms`` is not known."""

@@ -317,7 +317,7 @@ class FlaggedKernel(FusedKernel):
             cta = lax.axis_index(CTA_AXIS)
             warpgroup = lax.axis_index(loop.launch()["thread_name"])
             row = gpu_kernel._Row(table_ref, zero)
-            gpu_kernel._Cta(self, row, peers, waits, cta, warpgroup).compute(cta)
+            gpu_kernel._Cta(self, row, peers, waits, None, cta, warpgroup).compute(cta)
 
         body.__name__ = f"fused_{kernel.name}"
         made = plgpu.kernel(

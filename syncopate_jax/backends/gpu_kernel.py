@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from syncopate_jax.backends import gpu_peers, gpu_signals
+from syncopate_jax.backends import gpu_greeting, gpu_peers, gpu_signals
 from syncopate_jax.backends.gpu_buffers import INPUT, Key, Placed, cut_dimensions
 from syncopate_jax.backends.gpu_copy import Copier, Mover
+from syncopate_jax.backends.gpu_greeting import Greeting
 from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.backends.gpu_peers import Peers
 from syncopate_jax.backends.gpu_signals import Signals, Watch
@@ -63,6 +65,35 @@ class FusedKernel:
         return self.work.schedule.workers + self.communicating
 
     @property
+    def greets(self) -> bool:
+        """Whether ranks greet each other inside the kernel; else XLA has a barrier before it.
+
+        Waits of a greeting have no limit of time, so not under the watchdog.
+        """
+        launch = self.launch
+        barrier = launch.device_barrier or launch.folded or launch.watchdog_us > 0
+        several = 1 < self.ranks <= gpu_greeting.MOST_RANKS
+        return several and not barrier and self.work.schedule.num_tiles > 0
+
+    @property
+    def greets_at_once(self) -> bool:
+        """Whether the CTA that greets may have nothing else to do before its peers are there."""
+        layout = self.layout
+        waits = not (layout.waits.empty and layout.k_waits.empty)
+        return self.communicating > 0 or layout.reads_peers or waits
+
+    @property
+    def steps(self) -> int:
+        """K steps of a tile."""
+        kernel = self.work.kernel
+        return math.prod(kernel.grid[axis] for axis in kernel.reduction_axes)
+
+    @property
+    def tiles_of_first(self) -> int:
+        """Tiles of the first CTA that computes, which has the most."""
+        return -(-self.work.schedule.num_tiles // self.work.schedule.workers)
+
+    @property
     def placed(self) -> dict[Key, Placed]:
         """Every buffer, those of operands and results that the plan does not move too."""
         kernel, bound = self.work.kernel, {b.operand for b in self.work.axis_map.bindings}
@@ -101,13 +132,15 @@ class FusedKernel:
         watched = self.launch.watchdog_us > 0
         records = (self.ranks if folded else 1, len(gpu_signals.RECORD))
         outs += [jax.ShapeDtypeStruct(records, jnp.int32)] if watched else []
+        outs += [gpu_greeting.DOOR] if self.greets else []
         table = jnp.asarray(self.layout.table)
         is_shared = frozenset(k for k, one in zip(keys, shared, strict=True) if one)
 
         def body(table_ref: Any, *refs: Any) -> None:
             named = dict(zip([*keys, *out_keys], refs, strict=False))
             record = refs[-1] if watched else None
-            self._body(table_ref, named, placed, is_shared, record)
+            door = refs[-1] if self.greets else None
+            self._body(table_ref, named, placed, is_shared, record, door)
 
         body.__name__ = f"fused_{kernel.name}"
         made = plgpu.kernel(
@@ -115,7 +148,9 @@ class FusedKernel:
             out_type=outs,
             grid=(self.ctas * (self.ranks if folded else 1),),
             grid_names=(CTA_AXIS,),
-            compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
+            compiler_params=plgpu.CompilerParams(
+                unsafe_no_auto_barriers=True, skip_device_barrier=self.greets
+            ),
             interpret=interpret,
             **kernel.loop_body.launch(),
         )(table, *arrays)
@@ -153,6 +188,7 @@ class FusedKernel:
         placed: Mapping[Key, Placed],
         shared: frozenset[Key],
         record: Any,
+        door: Any,
     ) -> None:
         launch, layout = self.launch, self.layout
         rank, cta = gpu_peers.split_cta(lax.axis_index(CTA_AXIS), self.ctas, launch.folded)
@@ -161,6 +197,7 @@ class FusedKernel:
         peers = Peers(refs, placed, shared, rank, self.ranks, names)
         slots = layout.num_slots
         total = slots * (self.ranks if launch.folded else 1)
+        total += gpu_greeting.SLOTS if door is not None else 0
         watch = None
         if record is not None:
             row = rank if launch.folded else 0
@@ -174,12 +211,16 @@ class FusedKernel:
             watch,
         )
         wg = lax.axis_index(self.work.kernel.loop_body.launch()["thread_name"])
-        run = _Cta(self, _Row(table, rank_id), peers, signals, cta, wg)
+        greeting = None
+        if door is not None:
+            greeting = Greeting(rank_id, door, signals, peers, slots)
+        run = _Cta(self, _Row(table, rank_id), peers, signals, greeting, cta, wg)
         if watch is not None:
             pl.when((cta == 0) & (wg == 0))(lambda: gpu_signals.clear_record(watch))
         if launch.late_us:
             gpu_signals.be_late(launch.late_us, rank_id)
             gpu_signals.be_late(launch.late_us // 4 + 1, self.ranks + cta)
+        run.greet_first()
         if not self.communicating:
             run.compute(cta)
             run.leave()
@@ -214,18 +255,27 @@ class _Cta:
     table: _Row
     peers: Peers
     signals: Signals
+    greeting: Greeting | None
     cta: Any
     wg: Any
 
     def compute(self, worker: Any) -> None:
         """The tiles of one worker, each behind its waits, and their signals."""
         layout, table, signals = self.kernel.layout, self.table, self.signals
+        at_once = self.greeting is None or self.kernel.greets_at_once
 
         def before_tile(tile: Tile) -> None:
+            if layout.reads_peers:
+                self._meet(tile.step == 0)
             signals.wait_all(table, layout.waits, tile.chunk, tile.chunk)
 
         def before_k_step(tile: Tile, step: Any) -> None:
-            signals.wait_step(table, layout.k_waits, tile.chunk, step, tile.chunk)
+            if not at_once:
+                self._greet_beside(tile, step)
+            # Those who multiply wait for what is loaded then, and touch peers after a product.
+            self._meet((tile.step == 0) & (step == self.kernel.steps - 1))
+            if not layout.k_waits.empty:
+                signals.wait_step(table, layout.k_waits, tile.chunk, step, tile.chunk)
 
         def after_tile(tile: Tile) -> None:
             if self.kernel.direct:
@@ -252,8 +302,8 @@ class _Cta:
             _TableOrder(layout, table, self.kernel.work.schedule.num_tiles),
             worker,
             self.kernel.work.schedule.workers,
-            before_tile=None if layout.waits.empty else before_tile,
-            before_k_step=None if layout.k_waits.empty else before_k_step,
+            before_tile=before_tile if self.greeting or not layout.waits.empty else None,
+            before_k_step=before_k_step if self.greeting or not layout.k_waits.empty else None,
             after_tile=None if layout.signals.empty else after_tile,
             tells_few=layout.signals.short is not None,
             before_addend=None if layout.e_waits.empty else before_addend,
@@ -263,7 +313,53 @@ class _Cta:
         local.loop_body.emit(local, _Places(self.kernel, table, self.peers), loop)
         if not layout.exit_signals.empty:
             # The first warpgroup has used all that this CTA has read.
-            pl.when(self.wg == 0)(lambda: signals.signal_all(table, layout.exit_signals, 0))
+            @pl.when(self.wg == 0)
+            def _() -> None:
+                self._meet()
+                signals.signal_all(table, layout.exit_signals, 0)
+
+    def _meet(self, condition: Any = True) -> None:
+        """Waits until peers may be touched; every warpgroup that will does so first."""
+        if self.greeting is not None:
+            pl.when(condition)(self.greeting.meet)
+
+    def greet_first(self) -> None:
+        """The door is opened; peers are awaited too where there is nothing to do without them."""
+        greeting = self.greeting
+        if greeting is None:
+            return
+
+        @pl.when(self._greets)
+        def _() -> None:
+            greeting.open()
+            if self.kernel.greets_at_once:
+                greeting.greet()
+                greeting.shut()
+
+    def _greet_beside(self, tile: Tile, step: Any) -> None:
+        """The rest, by the warpgroup that loads, amid the first tile's product and the second's."""
+        greeting, middle = self.greeting, self.kernel.steps // 2
+        assert greeting is not None
+        here = (self.cta == 0) & (step == middle)
+        pl.when(here & (tile.step == 0))(greeting.greet)
+        pl.when(here & (tile.step == 1))(greeting.shut)
+
+    def _greet_last(self) -> None:
+        """Peers may have to be told still that the door is shut, and theirs are shut."""
+        greeting = self.greeting
+        if greeting is None:
+            return
+
+        @pl.when(self._greets)
+        def _() -> None:
+            if not self.kernel.greets_at_once and self.kernel.tiles_of_first == 1:
+                greeting.shut()
+            greeting.leave()
+
+    @property
+    def _greets(self) -> Any:
+        """The last warpgroup of the first CTA, which loads or copies."""
+        return (self.cta == 0) & (self.wg == self.kernel.work.kernel.loop_body.warpgroups - 1)
 
     def communicate(self) -> None:
         """This CTA's part of the rank's operations."""
@@ -281,6 +377,7 @@ class _Cta:
             number=self.cta * loop.warpgroups + self.wg,
             copiers=self.kernel.communicating * loop.warpgroups,
         )
+        self._meet()
         scratch = mover.scratch(self.kernel.layout, loop.warpgroups)
         pl.run_scoped(
             lambda **refs: copier(scratch=refs).run(),
@@ -295,6 +392,7 @@ class _Cta:
             pl.when((self.cta == 0) & (self.wg == 0))(
                 lambda: self.signals.wait_all(self.table, waits, 0)
             )
+        self._greet_last()
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,5 +78,10 @@ class Layout:
     num_slots: int
     by_key: dict[Key, Placed] = field(init=False)
 
+    @property
+    def reads_peers(self) -> bool:
+        """Whether tiles read what lies with peers."""
+        return any(read.peer is not None for read in self.reads.values())
+
     def __post_init__(self) -> None:
         self.by_key = {b.key: b for b in self.buffers}

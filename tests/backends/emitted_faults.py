@@ -17,6 +17,7 @@ import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from syncopate_jax.backends import gpu_signals
+from syncopate_jax.backends.gpu_greeting import Greeting
 from syncopate_jax.backends.gpu_kernel import FusedKernel
 from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.backends.rank_table import Lists, Section
@@ -157,4 +158,11 @@ def signal_before_landing() -> Iterator[None]:
 def missing_fence() -> Iterator[None]:
     """The copy unit reads without a fence after the wait."""
     with mock.patch.object(gpu_signals, "fence", lambda: None):
+        yield
+
+
+@contextlib.contextmanager
+def meets_nobody() -> Iterator[None]:
+    """A rank reaches into its peers' memory without knowing that they have begun."""
+    with mock.patch.object(Greeting, "meet", lambda greeting: None):
         yield

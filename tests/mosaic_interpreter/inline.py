@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from syncopate_jax.backends import gpu_signals
+import numpy as np
+
+from syncopate_jax.backends import gpu_greeting, gpu_signals
 from tests.mosaic_interpreter.machine import Warpgroup
+from tests.mosaic_interpreter.memory import Buffer
 from tests.mosaic_interpreter.views import learn
 
 Meaning = Callable[[Warpgroup, Sequence[Any]], Sequence[Any]]
@@ -34,12 +37,51 @@ def be_late(wg: Warpgroup, _: Sequence[Any]) -> Sequence[Any]:
     return []
 
 
+def open_door(wg: Warpgroup, given: Sequence[Any]) -> Sequence[Any]:
+    """A release of what the warpgroup knows and its threads have stored, to who reads the door."""
+    _write_word(wg, given, gpu_greeting.OPEN)
+    return []
+
+
+def shut_door(wg: Warpgroup, given: Sequence[Any]) -> Sequence[Any]:
+    """A release too."""
+    _write_word(wg, given, gpu_greeting.SHUT)
+    return []
+
+
+def _write_word(wg: Warpgroup, given: Sequence[Any], word: int) -> None:
+    ((door, _),) = given
+    wg.published = wg.counts["threads"]
+    door.array.view(np.int64)[...] = word
+    wg.device.door = door
+    wg.device.greeted = wg.released()
+    wg.machine.turns.give_way()
+
+
+def await_doors(wg: Warpgroup, given: Sequence[Any]) -> Sequence[Any]:
+    """An acquire from each."""
+    doors: list[Buffer] = [door for door, _ in given]
+
+    def shut() -> list[str]:
+        return [one.name for one in doors if one.array.view(np.int64) != gpu_greeting.OPEN]
+
+    wg.machine.turns.give_way()
+    wg.machine.turns.wait(lambda: not shut(), lambda: f"{wg.name}: doors {shut()} to open")
+    for device in wg.machine.devices:
+        if device.door in doors:
+            learn(wg.knowledge.generic, device.greeted)
+    return []
+
+
 MEANINGS: dict[str, Meaning] = {
     f"{made.__module__}.{made.__qualname__}": meaning
     for made, meaning in (
         (gpu_signals.fence, fence),
         (gpu_signals.publish, publish),
         (gpu_signals.be_late, be_late),
+        (gpu_greeting.open_door, open_door),
+        (gpu_greeting.shut_door, shut_door),
+        (gpu_greeting.await_doors, await_doors),
     )
 }
 

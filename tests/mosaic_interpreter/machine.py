@@ -148,6 +148,8 @@ class Device:
 
     Attributes:
       running: warpgroups that have not ended.
+      door: what peers read to know that it has begun; None before it is first written.
+      greeted: what who reads it open knows.
       results: of the launch, as they were when the device left it.
     """
 
@@ -156,7 +158,13 @@ class Device:
     counters: dict[Any, Counter] = field(default_factory=dict)
     warpgroups: list[Warpgroup] = field(default_factory=list)
     running: int = 0
+    door: Buffer | None = None
+    greeted: View = field(default_factory=dict)
     results: list[np.ndarray] = field(default_factory=list)
+
+    @property
+    def start(self) -> Actor:
+        return ("start", f"device {self.number}")
 
 
 class Machine:
@@ -167,6 +175,8 @@ class Machine:
       inputs: arrays of every device.
       outputs: (shape, dtype) of a device's results.
       seed: of the order in which warpgroups run.
+      together: no device begins before all have come; else what a device holds is another
+        program's until its part begins, of which peers have to hear.
     """
 
     def __init__(
@@ -175,9 +185,11 @@ class Machine:
         inputs: Sequence[Sequence[np.ndarray]],
         outputs: Sequence[tuple[tuple[int, ...], Any]],
         seed: int,
+        together: bool = True,
     ):
         self.grid, self.turns = grid, Turns(seed)
         self.races: list[str] = []
+        self.starts: dict[int, str] = {}  # of devices that begin on their own, in words
         self.texts: dict[int, Any] = {}  # of jaxprs, as evaluators prepare them
         self.devices = [Device(number) for number in range(grid.devices)]
         self._num_inputs = len(inputs[0])
@@ -190,6 +202,26 @@ class Machine:
                 cta = Cta(device, number)
                 device.warpgroups += [Warpgroup(self, cta, i) for i in range(grid.warpgroups)]
             device.running = len(device.warpgroups)
+            if not together:
+                self._begin(device)
+
+    def _begin(self, device: Device) -> None:
+        """From now on a device's memory is the launch's, as its own warpgroups know."""
+        words = f"the start of the launch on device {device.number}"
+        by = By(device.start, 1, words)
+        for buffer in device.buffers.values():
+            self._record(buffer, tuple((0, n) for n in buffer.array.shape), True, by, {})
+        for one in device.warpgroups:
+            one.knowledge.complete(device.start, 1)
+        self.starts[device.number] = words
+
+    def check_counter(self, device: int, view: View, words: str) -> None:
+        """A counter of a device is raised: that has begun, for all that is known, and not left."""
+        target = self.devices[device]
+        if device in self.starts and not view.get(target.start):
+            self.races.append(f"{words} is unordered with {self.starts[device]}")
+        if not target.running:
+            self.races.append(f"{words} of device {device}, which has left the launch")
 
     def warpgroups(self) -> Iterator[Warpgroup]:
         for device in self.devices:
@@ -245,6 +277,8 @@ class Machine:
 
     def _leave(self, device: Device) -> None:
         """What a device held is another program's from now on."""
+        if device.door is not None and device.door.array.view(np.int64).any():
+            raise AssertionError(f"device {device.number} left, and its door is not shut")
         view: View = {}
         for one in device.warpgroups:
             learn(view, one.knowledge.generic)

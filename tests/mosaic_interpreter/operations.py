@@ -144,6 +144,8 @@ def semaphore_signal(ev: Evaluator, eqn: Any, given: list[Any]) -> Sequence[Any]
     if address is not None:
         ref = Remote(_device(ev, address, eqn.params["device_id_type"]), ref.key)
     wg = ev.warpgroup
+    words = ev.words(eqn, f"a signal to counter {list(_index(transforms))}")
+    wg.machine.check_counter(ref.device, wg.knowledge.generic, words)
     wg.counter(ref, _index(transforms)).signal(int(units), wg.released())
     wg.machine.turns.give_way()
     return []
@@ -174,7 +176,13 @@ def semaphore_read(ev: Evaluator, eqn: Any, given: list[Any]) -> Sequence[Any]:
 @handles(gpu_primitives.inline_mgpu_p)
 def inline_mgpu(ev: Evaluator, eqn: Any, given: list[Any]) -> Sequence[Any]:
     """Text that the kernel gives the compiler itself; ``inline.py`` says what it means."""
-    return inline.meaning(eqn.params["mgpu_fn"])(ev.warpgroup, given)
+    count = eqn.params["pytree_args"].num_leaves
+    transforms = jax.tree.unflatten(eqn.params["pytree_ref_transforms"], given[count:])
+    found = [
+        value if chain is None else place(ev, value, chain)
+        for value, chain in zip(given[:count], transforms, strict=True)
+    ]
+    return inline.meaning(eqn.params["mgpu_fn"])(ev.warpgroup, found)
 
 
 # --- the copy unit and the tensor cores

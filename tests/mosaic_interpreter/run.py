@@ -112,6 +112,7 @@ def _enter(
     jaxpr: Any,
     grid_mapping: Any,
     mesh: Any,
+    compiler_params: Any,
     out_avals: Sequence[Any],
     input_output_aliases: Any,
     **_: Any,
@@ -121,7 +122,8 @@ def _enter(
     if input_output_aliases or grid_mapping.num_index_operands:
         raise NotImplementedError("a kernel with aliased operands or scalar prefetch")
     axes = list(grid.mesh)
-    run = functools.partial(_callback, grid, jaxpr, tuple(out_avals))
+    together = not compiler_params.skip_device_barrier
+    run = functools.partial(_callback, grid, jaxpr, together, tuple(out_avals))
     where = [jax.lax.axis_index(name) for name in axes]
     outs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in out_avals]
     return callback.io_callback(run, outs, where, *args, ordered=True)
@@ -144,6 +146,7 @@ def _grid(mesh: Any) -> Grid:
 def _callback(
     grid: Grid,
     jaxpr: Any,
+    together: bool,
     out_avals: Sequence[Any],
     where: Sequence[Any],
     *args: Any,
@@ -162,7 +165,7 @@ def _callback(
     if last:
         outputs = [(aval.shape, aval.dtype) for aval in out_avals]
         try:
-            meeting.results = _launch(launches, grid, jaxpr, meeting.inputs, outputs)
+            meeting.results = _launch(launches, grid, jaxpr, together, meeting.inputs, outputs)
         except BaseException as error:
             launches.failures.append(error)
         meeting.done.set()
@@ -178,12 +181,13 @@ def _launch(
     launches: Launches,
     grid: Grid,
     jaxpr: Any,
+    together: bool,
     inputs: dict[int, list[np.ndarray]],
     outputs: Sequence[tuple[tuple[int, ...], Any]],
 ) -> dict[int, list[np.ndarray]]:
     """Results by device."""
     arrays = [inputs[device] for device in range(grid.devices)]
-    machine = Machine(grid, arrays, outputs, launches.seed + launches.count)
+    machine = Machine(grid, arrays, outputs, launches.seed + launches.count, together)
     arguments = len(arrays[0]) + len(outputs)
 
     def body(warpgroup: Warpgroup) -> None:
