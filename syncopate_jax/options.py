@@ -28,7 +28,8 @@ class Launch:
         orders than they usually do.
       folded: all ranks run in one launch on one device, which they share.
       device_barrier: XLA's barrier between devices comes before a kernel that talks to peers; else
-        ranks greet each other inside it, beside its first tiles.
+        ranks greet each other inside it, beside its first tiles (not with ``ldst_colocated`` or
+        ``watchdog_us``, which have the barrier).
     """
 
     sms: int | None = None

@@ -161,6 +161,8 @@ def measure(problem: Problem, ranks: Ranks, built: Mapping[str, Any], args: Any)
         again = programs.repeated(jnp.matmul, REPEATS)
         several, _ = programs.local(problem, ranks, again)
         alone[f"{REPEATS} x gemm"] = several, alone["gemm"][1]
+        exchanges, _ = programs.exchange(problem, ranks, REPEATS)
+        alone[f"{REPEATS} x exchange"] = exchanges, alone["exchange"][1]
     bound: dict[str, Callable[[Any], Any]] = {
         label: lambda pair, fn=fn: fn(*pair) for label, fn in versions.items()
     }
@@ -224,6 +226,8 @@ def summary(
         fastest = min(inside, key=lambda label: medians[repeated + label])
         row["best_inside"] = fastest
         row["to_gemm_inside"] = round(medians[repeated + fastest] / medians[repeated + "gemm"], 4)
+        bound = max(medians[repeated + "gemm"], medians[repeated + "exchange"])
+        row["to_bound_inside"] = round(medians[repeated + fastest] / bound, 4)
         row["speedup_inside"] = round(medians[repeated + "xla"] / medians[repeated + fastest], 4)
     return row
 
@@ -239,6 +243,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--min-calls", type=int, default=3, help="calls in a timed block, at least")
     found.add_argument("--profile", action="store_true", help="also profile the best version")
     found.add_argument("--rivals", action="store_true", help="also time JAX's fused kernel")
+    found.add_argument("--barriers", action="store_true", help="also with XLA's barrier")
     return found
 
 
@@ -249,7 +254,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     args = arguments.parse_args(argv)
     problem = (problems.TINY if args.tiny else problems.PROBLEMS)[args.problem]
     ranks = Ranks(args.ranks, args.folded)
-    choices = problems.choices(problem)
+    choices = problems.choices(problem, args.barriers)
     if args.tiny:
         choices = {"xla again": {"backend": "xla"}}
     elif args.folded:

@@ -134,17 +134,20 @@ TINY = (
     Problem("tiny", SCATTER, 64, 64, 32),
     Problem("tiny", TO_ROWS, 64, 32, 32),
 )
+BARRIER = "barrier"
 BACKENDS = ("tma_dedicated", "ldst_dedicated", "tma_colocated", "ldst_colocated", "copy_engine")
 
 
 def options(label: str) -> dict[str, Any]:
     """What a label of a version means: ``colocated``, ``copy_engine /4`` with a split, ``dedicated
-    8/1`` with the CTAs that only communicate and a split."""
-    name, _, knobs = label.partition(" ")
-    count, _, split = knobs.partition("/")
+    8/1`` with the CTAs that only communicate and a split; ``barrier``: ranks do not greet."""
+    name, *words = label.split()
+    barrier = BARRIER in words
+    count, _, split = next((word for word in words if word != BARRIER), "").partition("/")
     found: dict[str, Any] = {"backend": name if name == "copy_engine" else f"tma_{name}"}
-    if count:
-        found["launch"] = Launch(communicating=int(count))
+    if count or barrier:
+        communicating = int(count) if count else None
+        found["launch"] = Launch(communicating=communicating, device_barrier=barrier)
     if split:
         found["split"] = int(split)
     return found
@@ -169,6 +172,9 @@ def _labels(problem: Problem) -> tuple[str, ...]:
     return ("colocated", "dedicated 4/4") if problem.operator is SCATTER else ("colocated",)
 
 
-def choices(problem: Problem) -> dict[str, dict[str, Any]]:
-    """Options to time, by label."""
-    return {label: options(label) for label in _labels(problem)}
+def choices(problem: Problem, barriers: bool = False) -> dict[str, dict[str, Any]]:
+    """Options to time, by label; ``barriers``: what talks to peers with XLA's barrier too."""
+    labels = list(_labels(problem))
+    if barriers:
+        labels += [f"{label} {BARRIER}" for label in labels if "copy_engine" not in label]
+    return {label: options(label) for label in labels}

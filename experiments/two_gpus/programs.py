@@ -128,8 +128,11 @@ def local(problem: Problem, ranks: Ranks, matmul: Fn) -> tuple[Any, tuple[Any, A
     return jax.jit(ranks.over(matmul, 0, 0, 0)), shapes
 
 
-def exchange(problem: Problem, ranks: Ranks) -> tuple[Any, tuple[Any, Any]]:
-    """The communication alone, by XLA, and its operands' shapes (the second is not used)."""
+def exchange(problem: Problem, ranks: Ranks, times: int = 1) -> tuple[Any, tuple[Any, Any]]:
+    """The communication alone, by XLA, and its operands' shapes (the second is not used).
+
+    With ``times`` that often in one program.
+    """
     operator, (m, k, n) = problem.operator, problem.mkn
     unused = ranks.shape((ranks.count, 8), 0, jnp.bfloat16)
     functions: dict[str, tuple[Fn, tuple[int, int], int | None, int | None]] = {
@@ -156,4 +159,6 @@ def exchange(problem: Problem, ranks: Ranks) -> tuple[Any, tuple[Any, Any]]:
     }
     fn, whole, into, out = functions[operator.name]
     shapes = ranks.shape(whole, into, jnp.bfloat16), unused
+    if times > 1:
+        fn, out = repeated(fn, times), into
     return jax.jit(ranks.over(fn, into, 0, out)), shapes

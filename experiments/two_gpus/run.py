@@ -31,7 +31,7 @@ HERE = "experiments.two_gpus"
 TORCH = (problems.GATHER, problems.SCATTER, problems.REDUCE)
 AT_ONCE = 16
 """Processes that check, of 32 cores."""
-MOST_RIVALS = 8
+MOST_RIVALS = 21
 """Problems, the most important, that rivals in processes of their own are asked to do too."""
 
 
@@ -97,7 +97,7 @@ def speed(args: argparse.Namespace, numbers: Sequence[int]) -> Stage:
     """A process a problem, which traces and then takes its turn."""
     common = ["--ranks", str(args.ranks), "--rounds", str(args.rounds)]
     common += ["--block-ms", str(args.block_ms), "--min-calls", str(args.min_calls)]
-    flags = ("folded", "tiny", "profile", "rivals")
+    flags = ("folded", "tiny", "profile", "rivals", "barriers")
     common += [f"--{name}" for name in flags if getattr(args, name)]
     tasks = [
         Task(name_of(args, n), f"{HERE}.measure", ("--problem", str(n), *common), 40, SHARING)
@@ -171,6 +171,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--min-calls", type=int, default=3, help="calls in a timed block, at least")
     parser.add_argument("--profile", action="store_true", help="also profile the best version")
     parser.add_argument("--rivals", action="store_true", help="also time JAX's fused kernel")
+    parser.add_argument("--barriers", action="store_true", help="also with XLA's barrier")
     parser.add_argument("--seconds", type=float, default=540, help="end everything after these")
     parser.add_argument("--commit", help="of the code, where this is no checkout")
     args = parser.parse_args(argv)

@@ -72,11 +72,12 @@ class Found:
 
     @property
     def inside(self) -> dict[str, float] | None:
-        """Microseconds a call of ours, XLA and the product in the middle of a program."""
+        """Microseconds a call of ours, XLA, the product and the exchange, amid a program."""
         if "best_inside" not in self.row:
             return None
-        found = {"ours": self.row["best_inside"], "xla": "xla", "gemm": "gemm"}
-        return {name: self.us[MANY + label] / REPEATS for name, label in found.items()}
+        labels = {"ours": self.row["best_inside"]}
+        labels |= {name: name for name in ("xla", "gemm", "exchange") if MANY + name in self.us}
+        return {name: self.us[MANY + label] / REPEATS for name, label in labels.items()}
 
     @property
     def jax(self) -> float | None:
@@ -210,9 +211,12 @@ def _to_bound(one: Found) -> float:
 
 
 def _mixed_to_gemm(one: Found, bound: bool) -> float:
-    """In a program, if it was timed there: of the product, since exchanges were not."""
+    """In a program, if it was timed there; of the product alone in runs without exchanges there."""
     if one.inside:
-        return one.inside["ours"] / one.inside["gemm"]
+        least = one.inside["gemm"]
+        if bound:
+            least = max(least, one.inside.get("exchange", 0.0))
+        return one.inside["ours"] / least
     return _to_bound(one) if bound else _to_gemm(one)
 
 

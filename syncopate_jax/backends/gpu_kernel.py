@@ -68,10 +68,11 @@ class FusedKernel:
     def greets(self) -> bool:
         """Whether ranks greet each other inside the kernel; else XLA has a barrier before it.
 
-        Waits of a greeting have no limit of time, so not under the watchdog.
+        Waits of a greeting have no limit of time, so not under the watchdog; and where tiles are
+        stored from registers there are none left for it.
         """
         launch = self.launch
-        barrier = launch.device_barrier or launch.folded or launch.watchdog_us > 0
+        barrier = launch.device_barrier or launch.folded or launch.watchdog_us > 0 or self.direct
         several = 1 < self.ranks <= gpu_greeting.MOST_RANKS
         return several and not barrier and self.work.schedule.num_tiles > 0
 
@@ -220,7 +221,6 @@ class FusedKernel:
         if launch.late_us:
             gpu_signals.be_late(launch.late_us, rank_id)
             gpu_signals.be_late(launch.late_us // 4 + 1, self.ranks + cta)
-        run.greet_first()
         if not self.communicating:
             run.compute(cta)
             run.leave()
@@ -265,15 +265,19 @@ class _Cta:
         at_once = self.greeting is None or self.kernel.greets_at_once
 
         def before_tile(tile: Tile) -> None:
+            if not self.kernel.communicating:
+                pl.when(tile.step == 0)(self._greet_first)
             if layout.reads_peers:
                 self._meet(tile.step == 0)
             signals.wait_all(table, layout.waits, tile.chunk, tile.chunk)
 
         def before_k_step(tile: Tile, step: Any) -> None:
-            if not at_once:
-                self._greet_beside(tile, step)
-            # Those who multiply wait for what is loaded then, and touch peers after a product.
-            self._meet((tile.step == 0) & (step == self.kernel.steps - 1))
+            # Those who multiply wait for what is loaded last, and touch peers after a product.
+            last = (tile.step == 0) & (step == self.kernel.steps - 1)
+            if at_once:
+                self._meet(last)
+            else:
+                self._greet_beside(tile, step, last)
             if not layout.k_waits.empty:
                 signals.wait_step(table, layout.k_waits, tile.chunk, step, tile.chunk)
 
@@ -323,7 +327,7 @@ class _Cta:
         if self.greeting is not None:
             pl.when(condition)(self.greeting.meet)
 
-    def greet_first(self) -> None:
+    def _greet_first(self) -> None:
         """The door is opened; peers are awaited too where there is nothing to do without them."""
         greeting = self.greeting
         if greeting is None:
@@ -336,25 +340,15 @@ class _Cta:
                 greeting.greet()
                 greeting.shut()
 
-    def _greet_beside(self, tile: Tile, step: Any) -> None:
-        """The rest, by the warpgroup that loads, amid the first tile's product and the second's."""
+    def _greet_beside(self, tile: Tile, step: Any, last: Any) -> None:
+        """The rest, by the warpgroup that loads: amid the first tile's product and the second's."""
         greeting, middle = self.greeting, self.kernel.steps // 2
         assert greeting is not None
-        here = (self.cta == 0) & (step == middle)
-        pl.when(here & (tile.step == 0))(greeting.greet)
-        pl.when(here & (tile.step == 1))(greeting.shut)
-
-    def _greet_last(self) -> None:
-        """Peers may have to be told still that the door is shut, and theirs are shut."""
-        greeting = self.greeting
-        if greeting is None:
-            return
-
-        @pl.when(self._greets)
-        def _() -> None:
-            if not self.kernel.greets_at_once and self.kernel.tiles_of_first == 1:
-                greeting.shut()
-            greeting.leave()
+        first = self.cta == 0
+        pl.when(first & (tile.step == 0) & (step == middle))(greeting.greet)
+        self._meet(last)
+        second = last if self.kernel.tiles_of_first == 1 else (tile.step == 1) & (step == middle)
+        pl.when(first & second)(greeting.shut)
 
     @property
     def _greets(self) -> Any:
@@ -377,6 +371,7 @@ class _Cta:
             number=self.cta * loop.warpgroups + self.wg,
             copiers=self.kernel.communicating * loop.warpgroups,
         )
+        self._greet_first()
         self._meet()
         scratch = mover.scratch(self.kernel.layout, loop.warpgroups)
         pl.run_scoped(
@@ -392,7 +387,8 @@ class _Cta:
             pl.when((self.cta == 0) & (self.wg == 0))(
                 lambda: self.signals.wait_all(self.table, waits, 0)
             )
-        self._greet_last()
+        if self.greeting is not None:
+            pl.when(self._greets)(self.greeting.leave)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,11 +164,11 @@ def test_no_step_can_be_left_out(name: str) -> None:
 
 # --- in kernels
 
-COMMUNICATE = ["tma_dedicated", "ldst_dedicated", "tma_colocated", "ldst_colocated"]
+GREET = ["tma_dedicated", "ldst_dedicated", "tma_colocated"]
 
 
 @needs_known_jax
-@pytest.mark.parametrize("backend", COMMUNICATE)
+@pytest.mark.parametrize("backend", GREET)
 def test_touching_a_peer_too_early_is_seen(backend: str) -> None:
     with (
         emitted_faults.meets_nobody(),
@@ -200,15 +200,17 @@ def test_a_barrier_instead(backend: str, blocks: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes,skipped",
-    [({}, True), ({"device_barrier": True}, False)],
-    ids=["greets", "barrier"],
+    "backend,barrier,skipped",
+    [
+        ("tma_dedicated", False, True),
+        ("tma_dedicated", True, False),
+        ("ldst_colocated", False, False),
+    ],
 )
-def test_which_launches_skip_the_barrier(changes: dict[str, Any], skipped: bool) -> None:
-    launch = Launch(sms=8, communicating=2, **changes)
-    fn = cases.sharded(
-        BY_NAME["scatter_m"], cases.ranks_mesh(2), **options("tma_dedicated", launch=launch)
-    )
+def test_which_launches_skip_the_barrier(backend: str, barrier: bool, skipped: bool) -> None:
+    launch = Launch(sms=8, communicating=2, device_barrier=barrier)
+    given = options(backend, launch=launch)
+    fn = cases.sharded(BY_NAME["scatter_m"], cases.ranks_mesh(2), **given)
     text, _ = lowered(fn, *arrays(2)[:2])
     assert f"skip_device_barrier = {str(skipped).lower()}" in text
 
