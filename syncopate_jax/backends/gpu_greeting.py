@@ -2,8 +2,9 @@
 
 No rank may touch a peer's memory before the peer's launch has begun: until then it is another
 program's, and the peer's counters are not cleared. XLA's barrier sees to that with a launch of its
-own, in which nothing is computed. A greeting does it beside the first tiles. Every rank has a word
-in its own memory, its door, that peers read:
+own, in which nothing is computed. A greeting does it beside the first tiles, in a CTA that computes
+none: its waits and fences would stall a product. Every rank has a word in its own memory, its door,
+that peers read:
 
 1. ``open``: the rank writes ``OPEN`` into its door; its counters are clear, its memory is its own.
 2. ``greet``: it reads the doors of all peers until they are open, tells each that it has seen it,
@@ -64,6 +65,12 @@ class Greeting:
     @property
     def others(self) -> int:
         return self.peers.ranks - 1
+
+    def run(self) -> None:
+        """All but leaving."""
+        self.open()
+        self.greet()
+        self.shut()
 
     def open(self) -> None:
         """Lets peers in."""

@@ -62,37 +62,32 @@ class FusedKernel:
     @property
     def ctas(self) -> int:
         """CTAs of a rank."""
-        return self.work.schedule.workers + self.communicating
+        return self.work.schedule.workers + self.communicating + self.greeters
 
     @property
     def greets(self) -> bool:
         """Whether ranks greet each other inside the kernel; else XLA has a barrier before it.
 
-        Waits of a greeting have no limit of time, so not under the watchdog; and where tiles are
-        stored from registers there are none left for it.
+        That takes a CTA which has nothing else to do before peers are there: one that communicates,
+        or one more than there are to compute. Its waits have no limit of time, so not under the
+        watchdog; and where tiles are stored from registers there are none left for it.
         """
         launch = self.launch
         barrier = launch.device_barrier or launch.folded or launch.watchdog_us > 0 or self.direct
-        several = 1 < self.ranks <= gpu_greeting.MOST_RANKS
-        return several and not barrier and self.work.schedule.num_tiles > 0
+        if barrier or not 1 < self.ranks <= gpu_greeting.MOST_RANKS:
+            return False
+        return self.communicating > 0 or self.work.schedule.workers < launch.ctas(self.ranks)
 
     @property
-    def greets_at_once(self) -> bool:
-        """Whether the CTA that greets may have nothing else to do before its peers are there."""
-        layout = self.layout
-        waits = not (layout.waits.empty and layout.k_waits.empty)
-        return self.communicating > 0 or layout.reads_peers or waits
+    def greeters(self) -> int:
+        """CTAs of a rank that greet and do nothing else."""
+        return int(self.greets and not self.communicating)
 
     @property
     def steps(self) -> int:
         """K steps of a tile."""
         kernel = self.work.kernel
         return math.prod(kernel.grid[axis] for axis in kernel.reduction_axes)
-
-    @property
-    def tiles_of_first(self) -> int:
-        """Tiles of the first CTA that computes, which has the most."""
-        return -(-self.work.schedule.num_tiles // self.work.schedule.workers)
 
     @property
     def placed(self) -> dict[Key, Placed]:
@@ -221,19 +216,16 @@ class FusedKernel:
         if launch.late_us:
             gpu_signals.be_late(launch.late_us, rank_id)
             gpu_signals.be_late(launch.late_us // 4 + 1, self.ranks + cta)
-        if not self.communicating:
+        if self.communicating:
+            pl.when(cta < self.communicating)(run.communicate)
+            pl.when(cta >= self.communicating)(lambda: run.compute(cta - self.communicating))
+        elif self.greeters:
+            workers = self.work.schedule.workers
+            pl.when(cta < workers)(lambda: run.compute(cta))
+            pl.when(cta == workers)(run.greet)
+        else:
             run.compute(cta)
-            run.leave()
-            return
-
-        @pl.when(cta < self.communicating)
-        def _() -> None:
-            run.communicate()
-            run.leave()
-
-        @pl.when(cta >= self.communicating)
-        def _() -> None:
-            run.compute(cta - self.communicating)
+        run.leave()
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,22 +254,16 @@ class _Cta:
     def compute(self, worker: Any) -> None:
         """The tiles of one worker, each behind its waits, and their signals."""
         layout, table, signals = self.kernel.layout, self.table, self.signals
-        at_once = self.greeting is None or self.kernel.greets_at_once
+        steps = self.kernel.steps
 
         def before_tile(tile: Tile) -> None:
-            if not self.kernel.communicating:
-                pl.when(tile.step == 0)(self._greet_first)
             if layout.reads_peers:
                 self._meet(tile.step == 0)
             signals.wait_all(table, layout.waits, tile.chunk, tile.chunk)
 
         def before_k_step(tile: Tile, step: Any) -> None:
             # Those who multiply wait for what is loaded last, and touch peers after a product.
-            last = (tile.step == 0) & (step == self.kernel.steps - 1)
-            if at_once:
-                self._meet(last)
-            else:
-                self._greet_beside(tile, step, last)
+            self._meet((tile.step == 0) & (step == steps - 1))
             if not layout.k_waits.empty:
                 signals.wait_step(table, layout.k_waits, tile.chunk, step, tile.chunk)
 
@@ -327,33 +313,17 @@ class _Cta:
         if self.greeting is not None:
             pl.when(condition)(self.greeting.meet)
 
-    def _greet_first(self) -> None:
-        """The door is opened; peers are awaited too where there is nothing to do without them."""
-        greeting = self.greeting
-        if greeting is None:
-            return
-
-        @pl.when(self._greets)
-        def _() -> None:
-            greeting.open()
-            if self.kernel.greets_at_once:
-                greeting.greet()
-                greeting.shut()
-
-    def _greet_beside(self, tile: Tile, step: Any, last: Any) -> None:
-        """The rest, by the warpgroup that loads: amid the first tile's product and the second's."""
-        greeting, middle = self.greeting, self.kernel.steps // 2
-        assert greeting is not None
-        first = self.cta == 0
-        pl.when(first & (tile.step == 0) & (step == middle))(greeting.greet)
-        self._meet(last)
-        second = last if self.kernel.tiles_of_first == 1 else (tile.step == 1) & (step == middle)
-        pl.when(first & second)(greeting.shut)
+    def greet(self) -> None:
+        """Peers are let in and awaited."""
+        if self.greeting is not None:
+            pl.when(self._greets)(self.greeting.run)
 
     @property
     def _greets(self) -> Any:
-        """The last warpgroup of the first CTA, which loads or copies."""
-        return (self.cta == 0) & (self.wg == self.kernel.work.kernel.loop_body.warpgroups - 1)
+        """The last warpgroup of a CTA that does not compute."""
+        last = self.kernel.work.kernel.loop_body.warpgroups - 1
+        cta = 0 if self.kernel.communicating else self.kernel.work.schedule.workers
+        return (self.cta == cta) & (self.wg == last)
 
     def communicate(self) -> None:
         """This CTA's part of the rank's operations."""
@@ -371,7 +341,7 @@ class _Cta:
             number=self.cta * loop.warpgroups + self.wg,
             copiers=self.kernel.communicating * loop.warpgroups,
         )
-        self._greet_first()
+        self.greet()
         self._meet()
         scratch = mover.scratch(self.kernel.layout, loop.warpgroups)
         pl.run_scoped(

@@ -34,8 +34,9 @@ each_pair = pytest.mark.parametrize("case,backend", PAIRS, ids=lambda x: getattr
 
 
 def options(backend: str, ranks: int = 1, **changes: Any) -> dict[str, Any]:
-    """Two CTAs a rank: one of each kind where some only communicate."""
-    given = {"tiles": TILES, "launch": Launch(sms=2 * ranks, communicating=1)}
+    """Two CTAs a rank, one of each kind where some only communicate; else one more may greet."""
+    sms = 2 * ranks + ("colocated" in backend)
+    given = {"tiles": TILES, "launch": Launch(sms=sms, communicating=1)}
     return {"target": "mosaic_gpu", "backend": backend} | given | changes
 
 
@@ -78,7 +79,7 @@ def test_low_tiles_are_shared_by_columns(case: Case, backend: str) -> None:
 @pytest.mark.parametrize("backend", ["tma_dedicated", "ldst_colocated"])
 def test_ranks_that_come_late(backend: str) -> None:
     arrays = small(2, "bfloat16")
-    launch = Launch(sms=2, communicating=1, late_us=50)
+    launch = Launch(sms=3, communicating=1, late_us=50)
     found = run(BY_NAME["all_reduce"], backend, 2, arrays, launch=launch)
     assert cases.error(found, cases.exact(*arrays)[0]) < ERROR["bfloat16"]
 
