@@ -7,8 +7,8 @@ none: its waits and fences would stall a product. Every rank has a word in its o
 that peers read:
 
 1. ``open``: the rank writes ``OPEN`` into its door; its counters are clear, its memory is its own.
-2. ``greet``: it reads the doors of all peers until they are open, tells each that it has seen it,
-   and tells its own CTAs, who wait for that (``meet``) before they first touch a peer.
+2. ``greet``: it reads the doors of all peers until they are open, tells its own CTAs, who wait for
+   that (``meet``) before they first touch a peer, and each peer that it has seen it.
 3. ``shut``: once all peers have seen its door open it clears it, and tells them so.
 4. ``leave``: it stays until all peers have shut theirs, so that no later launch, whose doors may
    lie at the same addresses, finds one open that its rank has not opened yet.
@@ -66,22 +66,16 @@ class Greeting:
     def others(self) -> int:
         return self.peers.ranks - 1
 
-    def run(self) -> None:
-        """All but leaving."""
-        self.open()
-        self.greet()
-        self.shut()
-
     def open(self) -> None:
         """Lets peers in."""
         open_door(self.door)
 
     def greet(self) -> None:
-        """Waits until every peer has opened its door, and tells it and this rank's CTAs."""
+        """Waits until every peer has opened its door, and tells this rank's CTAs, and them."""
         ranks = range(self.peers.ranks)
         await_doors([plgpu.remote_ref(self.door, self.peers.peer_id(rank)) for rank in ranks])
-        self._tell_peers(SEEN)
         pl.semaphore_signal(self.signals.counters.at[self.first + ENTERED])
+        self._tell_peers(SEEN)
 
     def meet(self) -> None:
         """Waits, with the whole warpgroup, until the rank has greeted."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -314,16 +314,20 @@ class _Cta:
             pl.when(condition)(self.greeting.meet)
 
     def greet(self) -> None:
-        """Peers are let in and awaited."""
-        if self.greeting is not None:
-            pl.when(self._greets)(self.greeting.run)
+        """Peers are let in and awaited, and the door is shut behind them."""
+        greeting = self.greeting
+        if greeting is not None:
+            self._by_greeter(greeting.open, greeting.greet, greeting.shut)
 
-    @property
-    def _greets(self) -> Any:
-        """The last warpgroup of a CTA that does not compute."""
+    def _by_greeter(self, *steps: Callable[[], None]) -> None:
+        """Steps of the greeting: by the last warpgroup of a CTA that does not compute."""
         last = self.kernel.work.kernel.loop_body.warpgroups - 1
         cta = 0 if self.kernel.communicating else self.kernel.work.schedule.workers
-        return (self.cta == cta) & (self.wg == last)
+
+        @pl.when((self.cta == cta) & (self.wg == last))
+        def _() -> None:
+            for step in steps:
+                step()
 
     def communicate(self) -> None:
         """This CTA's part of the rank's operations."""
@@ -341,7 +345,11 @@ class _Cta:
             number=self.cta * loop.warpgroups + self.wg,
             copiers=self.kernel.communicating * loop.warpgroups,
         )
-        self.greet()
+        greeting = self.greeting
+        # Where copies wait for tiles there is time for all of the greeting before them.
+        at_once = not self.kernel.layout.op_waits.empty
+        if greeting is not None:
+            self._by_greeter(greeting.open, greeting.greet, *[greeting.shut] * at_once)
         self._meet()
         scratch = mover.scratch(self.kernel.layout, loop.warpgroups)
         pl.run_scoped(
@@ -349,6 +357,8 @@ class _Cta:
             collective_axes=loop.launch()["thread_name"],
             **scratch,
         )
+        if greeting is not None and not at_once:
+            self._by_greeter(greeting.shut)
 
     def leave(self) -> None:
         """Nothing of this rank is written or read by a peer any more when it leaves."""
@@ -358,7 +368,7 @@ class _Cta:
                 lambda: self.signals.wait_all(self.table, waits, 0)
             )
         if self.greeting is not None:
-            pl.when(self._greets)(self.greeting.leave)
+            self._by_greeter(self.greeting.leave)
 
 
 @dataclass(frozen=True, slots=True)

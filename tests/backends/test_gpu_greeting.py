@@ -53,7 +53,9 @@ def recorded(rank: int, ranks: int) -> list[Step]:
         mock.patch.object(gpu_greeting.plgpu, "remote_ref", lambda _, peer: peer),
         mock.patch.object(pl, "semaphore_signal", lambda slot: steps.append(("tell", rank, slot))),
     ):
-        greeting.run()
+        greeting.open()
+        greeting.greet()
+        greeting.shut()
         greeting.leave()
     # Whoever has met peers may touch them at once; later, the waits at a launch's end keep them.
     told = steps.index(("tell", rank, ENTERED))
