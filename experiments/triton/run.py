@@ -273,6 +273,7 @@ def stream_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str
     found: dict[str, list[float]] = {name: [] for name in versions}
     for turn in range(7):
         for name in np.random.default_rng(turn).permutation(list(versions)).tolist():
+            time.sleep(args.pause)
             found[name].append(timing.block_seconds(versions[name], inputs[name], 20))
     median = {name: statistics.median(v) * 1e6 for name, v in found.items()}
     stream = min((t, n) for n, t in median.items() if "stream" in n)
