@@ -28,6 +28,7 @@ from experiments.common import lowering, processes, results
 from syncopate_jax.native import copies
 from syncopate_jax.ops import stream_matmul as op
 from syncopate_jax.ops.stream_chunks import Arrival, Pace, chunk_bounds
+from syncopate_jax.options import FLAGS
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--check-only", action="store_true", help="compare values, time nothing")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--pause", type=float, default=0.0, help="idle seconds before each block")
-    parser.add_argument("--flags", nargs="+", choices=copies.FLAGS, default=copies.FLAGS)
+    parser.add_argument("--flags", nargs="+", choices=FLAGS, default=FLAGS)
     parser.add_argument("--tiny", action="store_true", help="a tiny product, without a GPU")
     parser.add_argument("--lower", action="store_true", help="lower the programs, without a GPU")
     args = parser.parse_args(argv)

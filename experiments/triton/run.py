@@ -28,10 +28,9 @@ from experiments.common import check, lowering, processes, results, shapes, timi
 from syncopate_jax.backends import triton_call
 from syncopate_jax.backends.triton_ordered import OrderedTriton
 from syncopate_jax.kernel.tiles import fewest_workers
-from syncopate_jax.native import copies
 from syncopate_jax.ops import all_gather_matmul, matmul_reduce_scatter, stream_matmul
 from syncopate_jax.ops.stream_chunks import Arrival, chunk_bounds
-from syncopate_jax.options import Launch
+from syncopate_jax.options import FLAGS, Launch
 from syncopate_jax.pallas_kernels import matmul_triton
 from syncopate_jax.pallas_kernels.matmul_triton import MatmulConfig
 from syncopate_jax.runtime.folded import fold
@@ -420,7 +419,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--configs", default=";".join(USUAL), help="names, semicolons between")
-    parser.add_argument("--flags", nargs="+", choices=copies.FLAGS, default=copies.FLAGS[:2])
+    parser.add_argument("--flags", nargs="+", choices=FLAGS, default=FLAGS[:2])
     parser.add_argument("--tiny", action="store_true", help="small problems")
     parser.add_argument("--lower", action="store_true", help="lower the programs, without a GPU")
     parser.add_argument("--sweep", action="store_true", help="numbers of communicating programs")

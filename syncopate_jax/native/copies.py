@@ -12,9 +12,7 @@ import numpy as np
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.native import build
-
-FLAGS = ("write", "copy", "copy_beside")
-"""What can write a flag, in the order in which the handlers number them."""
+from syncopate_jax.options import FLAGS
 
 LIMIT_MS = 30_000
 """Milliseconds that a rank waits for the others before the call ends in an error."""
@@ -61,9 +59,7 @@ class Call:
       slots: flags of each rank.
       joined: whether ``join`` follows; without it nobody else may read the sources.
       limit_ms: how long a rank waits for the others.
-      flag: what writes a flag on a GPU, behind its data: ``write``, a stream write; ``copy``, one
-        pinned word copied on the same stream; ``copy_beside``, that copy on a stream of flags,
-        behind an event, so that the next chunk does not wait for it. The CPU has one way.
+      flag: what writes a flag on a GPU, see ``options.Launch``; the CPU has one way.
       early: whether data may come in while the flags are being cleared, which then takes an event
         more; flags come after it.
       far: arrays that the kernels of other ranks touch: operand i, or result i as -1 - i, the flags
@@ -80,10 +76,6 @@ class Call:
     flag: str = "write"
     early: bool = False
     far: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.flag not in FLAGS:
-            raise InputError(f"{self.name}: flag must be one of {FLAGS}, found {self.flag!r}")
 
     @property
     def table(self) -> np.ndarray:
@@ -129,7 +121,7 @@ def start(
         limit_ms=np.int64(call.limit_ms),
         joined=call.joined,
         early=call.early,
-        flag=np.int64(FLAGS.index(call.flag)),
+        flag=np.int64(FLAGS.index(call.flag)),  # as the handlers number them
         table=call.table,
         far=np.array(call.far, np.int64),
     )

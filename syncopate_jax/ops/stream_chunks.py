@@ -11,7 +11,7 @@ from typing import Self
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir.arguments import integer
 from syncopate_jax.kernel.tiles import fewest_workers
-from syncopate_jax.native import copies
+from syncopate_jax.options import FLAGS
 
 STEP = 1.003
 """Ends are tried in steps of this factor; up to one step from the best, fewest chunks win."""
@@ -25,7 +25,8 @@ class Arrival:
     (``experiments/results/host_stream_h200.json``).
 
     Attributes:
-      flag, early: see ``copies.Call``.
+      flag: what tells the kernel that a chunk is there, see ``options.Launch``.
+      early: whether data may come in while the flags are being cleared, see ``copies.Call``.
       own_first: the first chunk comes on the kernel's own stream, ahead of the kernel, beside the
         second: the link is busy while the side stream is still told to start.
       link: bytes a second from host memory.
@@ -45,8 +46,10 @@ class Arrival:
     gap: float = 4.2e-6
 
     def __post_init__(self) -> None:
-        if self.flag not in copies.FLAGS:
-            raise InputError(f"Arrival: flag must be one of {copies.FLAGS}, found {self.flag!r}")
+        if self.flag not in FLAGS:
+            raise InputError(
+                f"Arrival: flag must be one of {', '.join(FLAGS)}, found {self.flag!r}"
+            )
         for name in ("early", "own_first"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(

@@ -9,7 +9,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from syncopate_jax.native import build, copies
+from syncopate_jax.native import build
+from syncopate_jax.options import FLAGS
 
 pytestmark = [
     pytest.mark.slow,  # compiles the handlers once more
@@ -49,13 +50,13 @@ def run(path: Path, *given: object) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("flag", range(len(copies.FLAGS)), ids=copies.FLAGS)
+@pytest.mark.parametrize("flag", range(len(FLAGS)), ids=FLAGS)
 def test_no_flag_is_up_ahead_of_its_data(simulated: Path, flag: int) -> None:
     for early, own_first, joined in itertools.product((False, True), repeat=3):
         assert run(simulated, flag, early, own_first, joined, 100) == (0, "")
 
 
-@pytest.mark.parametrize("flag", range(len(copies.FLAGS)), ids=copies.FLAGS)
+@pytest.mark.parametrize("flag", range(len(FLAGS)), ids=FLAGS)
 def test_a_stream_without_order_is_noticed(simulated: Path, flag: int) -> None:
     code, said = run(simulated, flag, False, False, False, 100, "broken")
     assert code == 1 and "is announced and not there, in the kernel" in said
