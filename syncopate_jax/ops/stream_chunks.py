@@ -27,8 +27,8 @@ class Arrival:
     Attributes:
       flag: what tells the kernel that a chunk is there, see ``options.Launch``.
       early: whether data may come in while the flags are being cleared, see ``copies.Call``.
-      own_first: the first chunk comes on the kernel's own stream, ahead of the kernel, beside the
-        second: the link is busy while the side stream is still told to start.
+      own_first: the first band of tiles comes on the kernel's own stream, ahead of the kernel: the
+        link is busy while the side stream is still told to start.
       link: bytes a second from host memory.
       product: floating-point operations a second of one multiprocessor, while all are busy, of
         operands of two bytes; half of it of four.

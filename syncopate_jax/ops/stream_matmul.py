@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -174,6 +174,18 @@ def tile_table(tiles: tuple[int, int], bounds: Sequence[int], side: int) -> np.n
     return np.array(rows, np.int32)
 
 
+def _pieces(bounds: Sequence[int], own_first: bool) -> Iterator[tuple[int, int, int, int]]:
+    """Each copy's start and end in tiles, its flag (-1: none) and its lane.
+
+    A band on the kernel's own stream needs no flag: it is there before the kernel begins.
+    """
+    for chunk, (lo, hi) in enumerate(itertools.pairwise(bounds)):
+        if own_first and chunk == 0 and hi - lo > 1:
+            yield lo, lo + 1, -1, 0
+            lo += 1
+        yield lo, hi, chunk, 1
+
+
 def stream_call(
     shape: tuple[int, ...],
     itemsize: int,
@@ -184,15 +196,14 @@ def stream_call(
 ) -> copies.Call:
     """The copies of an operand of ``shape``, a flag a chunk of whole tiles along ``axis``."""
     found = []
-    for chunk, (lo, hi) in enumerate(itertools.pairwise(bounds)):
+    for lo, hi, slot, lane in _pieces(bounds, arrival.own_first):
         corner, box = [0, 0], list(shape)
         corner[axis] = lo * tile
         box[axis] = min(hi * tile, shape[axis]) - corner[axis]
         (row,) = copies.box_rows(itemsize, (shape, corner), (shape, corner), box)
         src, src_pitch, dst, dst_pitch, width, count = row
         place = (src, src_pitch, 0, dst, dst_pitch, width, count)
-        lane = 0 if arrival.own_first and chunk == 0 else 1
-        found.append(copies.Copy(0, 0, 0, *place, chunk, 1, lane))
+        found.append(copies.Copy(0, 0, 0, *place, slot, 1, lane))
     return copies.Call(
         NAME,
         1,

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <deque>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <random>
@@ -172,14 +173,17 @@ struct Memory {
   }
 };
 
+void Add(std::vector<int64_t>* table, std::initializer_list<int64_t> copy) {
+  table->insert(table->end(), copy);
+}
+
 std::string Run(int flag, bool early, bool own_first, bool joined) {
   std::vector<int64_t> table;
   for (int64_t chunk = 0; chunk < kChunks; ++chunk) {
-    const int64_t lane = chunk == 0 && own_first ? 0 : 1 + (joined ? chunk % 2 : 0), at = chunk * kChunk;
-    for (int64_t n : {int64_t{0}, int64_t{0}, int64_t{0}, at, kPitch, int64_t{0}, at, kPitch, kWidth,
-                      kRows, chunk, int64_t{1}, lane}) {
-      table.push_back(n);
-    }
+    const int64_t own = chunk == 0 && own_first;  // rows on the kernel's stream, without a flag
+    const int64_t at = chunk * kChunk, rest = at + own * kPitch, lane = joined ? 1 + chunk % 2 : 1;
+    if (own) Add(&table, {0, 0, 0, at, kPitch, 0, at, kPitch, kWidth, own, -1, 0, 0});
+    Add(&table, {0, 0, 0, rest, kPitch, 0, rest, kPitch, kWidth, kRows - own, chunk, 1, lane});
   }
   auto made = NewSite<kCuda>("simulated", 1, 1000, joined, early, flag,
                              ffi::Span<const int64_t>(table.data(), table.size()),

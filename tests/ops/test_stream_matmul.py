@@ -90,10 +90,16 @@ def test_a_chunk_is_one_copy_behind_one_flag() -> None:
 
 def test_an_arrival_is_what_the_handler_is_told() -> None:
     arrival = Arrival("copy_beside", early=True, own_first=True)
-    call = op.stream_call((300, 96), 2, [0, 1, 3], 128, 0, arrival)
-    assert [(c.lane, c.slot) for c in call.copies] == [(0, 0), (1, 1)]
+    call = op.stream_call((300, 96), 2, [0, 2, 3], 128, 0, arrival)
+    assert [(c.src_offset, c.width, c.lane, c.slot) for c in call.copies] == [
+        (0, 128 * 192, 0, -1),
+        (128 * 192, 128 * 192, 1, 0),
+        (256 * 192, 44 * 192, 1, 1),
+    ]
     assert (call.flag, call.early) == ("copy_beside", True)
-    assert [c.lane for c in op.stream_call((8, 8), 2, [0, 1], 8, 0, Arrival()).copies] == [1]
+    assert call.wanted().tolist() == [[1, 1]]
+    single = op.stream_call((300, 96), 2, [0, 1, 3], 128, 0, arrival)
+    assert [(c.lane, c.slot) for c in single.copies] == [(1, 0), (1, 1)]
 
 
 @needs_compiler
