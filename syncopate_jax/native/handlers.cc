@@ -1,7 +1,8 @@
 // XLA FFI handlers of the copy engine: chunks move beside a kernel, which waits for a flag a chunk.
 //
 //   start   zeroes the flags, meets the handlers of the other devices of the process to exchange
-//           addresses, and begins the copies into this device; then the kernel runs beside them
+//           addresses, and begins the copies into this device, each with a flag behind it; then the
+//           kernel runs beside them
 //   wait    CPU only, in the kernel's place: returns once the flags have the wanted counts
 //   join    after the kernel: what the peers copy from this device stays alive until they are done
 //
@@ -624,7 +625,7 @@ ffi::Error NewSeat(const Site& site, const Call& call, CUstream stream, Seat* se
   }
   const size_t others = site.sides > 0 ? site.sides - 1 : 0;
   for (auto [events, count] : {std::pair(&seat->ready, kRing), std::pair(&seat->done, kRing),
-                               std::pair(&seat->cleared, kRing),
+                               std::pair(&seat->cleared, site.early ? kRing : 0),
                                std::pair(&seat->passed, kRing * others)}) {
     while (events->size() < count) {
       CUevent event = nullptr;
@@ -632,7 +633,9 @@ ffi::Error NewSeat(const Site& site, const Call& call, CUstream stream, Seat* se
       events->push_back(event);
     }
   }
-  RETURN_IF_FAILED(site.name, EventCreate(&seat->landed, kEventDisableTiming));
+  if (site.flag == Flag::kCopyBeside) {
+    if (CUresult code = pool.Take(&seat->landed)) return cuda.Failed(site.name, "EventCreate", code);
+  }
   return ffi::Error::Success();
 }
 
