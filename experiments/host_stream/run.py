@@ -139,9 +139,9 @@ def ways(flags: Sequence[str]) -> dict[str, tuple[Chunks, Arrival]]:
         found[f"16 chunks, {flag}"] = 16, Arrival(flag)
         for gap in GAPS:
             found[f"paced {gap * 1e6:g}, {flag}"] = None, Arrival(flag, gap=gap)
-        paced = Arrival(flag, gap=GAPS[-1])
-        hot = dataclasses.replace(paced, product=HOT * paced.product)
-        found[f"paced {GAPS[-1] * 1e6:g} hot, {flag}"] = None, hot
+        usual, paced = (Arrival(flag, gap=gap) for gap in GAPS)
+        hot = dataclasses.replace(usual, product=HOT * usual.product)
+        found[f"paced {GAPS[0] * 1e6:g} hot, {flag}"] = None, hot
         for name, start in STARTS.items():
             begun = dataclasses.replace(paced, **start)
             found[f"paced {GAPS[-1] * 1e6:g}, {flag}, {name}"] = None, begun
