@@ -29,7 +29,8 @@ from syncopate_jax.backends import triton_call
 from syncopate_jax.backends.triton_ordered import OrderedTriton
 from syncopate_jax.kernel.tiles import fewest_workers
 from syncopate_jax.ops import all_gather_matmul, matmul_reduce_scatter, stream_matmul
-from syncopate_jax.options import Launch
+from syncopate_jax.ops.stream_chunks import Arrival, chunk_bounds
+from syncopate_jax.options import FLAGS, Launch
 from syncopate_jax.pallas_kernels import matmul_triton
 from syncopate_jax.pallas_kernels.matmul_triton import MatmulConfig
 from syncopate_jax.runtime.folded import fold
@@ -46,6 +47,7 @@ CONFIGS = {
 USUAL = tuple(name for name, config in CONFIGS.items() if config.walks)
 TINY = (shapes.Gemm("tiny", 1024, 512, 1536),)
 CHUNKS = 8
+GAP = 3e-6  # seconds a chunk that streamed sizes are made for
 WORST = 5e-3  # relative error that bfloat16 operands and results explain
 AXIS = "ranks"
 
@@ -91,7 +93,7 @@ def local(gemm: shapes.Gemm, config: MatmulConfig, sms: int) -> Callable[..., ja
 def order_of(config: MatmulConfig, gemm: shapes.Gemm, chunks: int) -> tuple[np.ndarray, np.ndarray]:
     """Tiles chunk by chunk along m, in groups of rows inside a chunk; and each tile's chunk."""
     rows, columns = config.tiles(gemm.m, gemm.n)
-    bounds = stream_matmul.chunk_bounds(rows, chunks)
+    bounds = chunk_bounds(rows, chunks)
     order, of = [], []
     for chunk in range(len(bounds) - 1):
         lo, hi = bounds[chunk], bounds[chunk + 1]
@@ -235,17 +237,27 @@ def stream_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str
         "gemm, XLA": (lambda x, w: x @ w, sets[0]),
         "gemm": (local(gemm, config, sms), sets[0]),
     }
-    for chunks in (12, 16, 22, 32):
-        todo[f"stream, {chunks} chunks"] = (
-            functools.partial(
-                stream_matmul.stream_matmul,
-                target="triton",
-                config=config,
-                chunks=chunks,
-                num_sms=sms,
+    for flag in args.flags:
+        for name, chunks, arrival in (
+            ("16 chunks", 16, Arrival(flag)),
+            ("22 chunks", 22, Arrival(flag)),
+            *(
+                (f"paced {share:g}", None, _paced(flag, share, early))
+                for share, early in ((1, False), (0.95, False), (0.95, True), (0.9, False))
             ),
-            (hosted[0], sets[0][1]),
-        )
+        ):
+            begun = ", early, own first" if arrival.early else ""
+            todo[f"stream, {name}, {flag}{begun}"] = (
+                functools.partial(
+                    stream_matmul.stream_matmul,
+                    target="triton",
+                    config=config,
+                    chunks=chunks,
+                    num_sms=sms,
+                    arrival=arrival,
+                ),
+                (hosted[0], sets[0][1]),
+            )
     compiled = compile_all(todo, args.lower)
     if args.lower:
         return {"summary": {}}, []
@@ -260,6 +272,7 @@ def stream_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str
     found: dict[str, list[float]] = {name: [] for name in versions}
     for turn in range(7):
         for name in np.random.default_rng(turn).permutation(list(versions)).tolist():
+            time.sleep(args.pause)
             found[name].append(timing.block_seconds(versions[name], inputs[name], 20))
     median = {name: statistics.median(v) * 1e6 for name, v in found.items()}
     stream = min((t, n) for n, t in median.items() if "stream" in n)
@@ -272,6 +285,12 @@ def stream_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str
     row |= summary
     processes.emit(row)
     return {"summary": summary}, [row]
+
+
+def _paced(flag: str, share: float, early: bool) -> Arrival:
+    """Sizes for a product that has a share of the usual rate."""
+    usual = Arrival(flag, early=early, own_first=early, gap=GAP)
+    return dataclasses.replace(usual, product=share * usual.product)
 
 
 # --- folded ranks ------------------------------------------------------------------------------
@@ -400,6 +419,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--configs", default=";".join(USUAL), help="names, semicolons between")
+    parser.add_argument("--flags", nargs="+", choices=FLAGS, default=FLAGS[:2])
     parser.add_argument("--tiny", action="store_true", help="small problems")
     parser.add_argument("--lower", action="store_true", help="lower the programs, without a GPU")
     parser.add_argument("--sweep", action="store_true", help="numbers of communicating programs")

@@ -140,7 +140,8 @@ def _call(work: Work, places: Buffers) -> copies.Call:
     found: list[copies.Copy] = []
     for row in np.lexsort((distance, place_in_list, c.dst_rank)).tolist():
         found += _copies(work, places, tensors, row, raised)
-    return copies.Call(plan.name, plan.num_ranks, tuple(found), int(work.schedule.num_slots.max()))
+    slots = int(work.schedule.num_slots.max())
+    return copies.Call(plan.name, plan.num_ranks, tuple(found), slots, flag=work.launch.flag)
 
 
 def _named(plan: Plan, row: int) -> str:

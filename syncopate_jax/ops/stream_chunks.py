@@ -1,0 +1,184 @@
+"""The chunks in which a streamed operand comes in: their sizes, from how fast it and tiles are."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from syncopate_jax.errors import InputError
+from syncopate_jax.ir.arguments import integer
+from syncopate_jax.kernel.tiles import fewest_workers
+from syncopate_jax.options import FLAGS
+
+STEP = 1.003
+"""Ends are tried in steps of this factor; up to one step from the best, fewest chunks win."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """How an operand comes in from host memory; what ``None`` chunks are sized by.
+
+    The rates are of one H200, 8192x4096x14336 in bfloat16, 67 MB streamed over PCIe 5.0
+    (``experiments/results/host_stream_h200.json``).
+
+    Attributes:
+      flag: what tells the kernel that a chunk is there, see ``options.Launch``.
+      early: whether data may come in while the flags are being cleared, see ``copies.Call``.
+      own_first: the first band of tiles comes on the kernel's own stream, ahead of the kernel: the
+        link is busy while the side stream is still told to start.
+      link: bytes a second from host memory.
+      product: floating-point operations a second of one multiprocessor, while all are busy, of
+        operands of two bytes; half of it of four.
+      gap: seconds between the end of a chunk's copy and the start of the next.
+
+    Raises:
+      InputError: a field has another type or range.
+    """
+
+    flag: str = "write"
+    early: bool = False
+    own_first: bool = False
+    link: float = 54.4e9
+    product: float = 6.34e12
+    gap: float = 4.2e-6
+
+    def __post_init__(self) -> None:
+        if self.flag not in FLAGS:
+            raise InputError(
+                f"Arrival: flag must be one of {', '.join(FLAGS)}, found {self.flag!r}"
+            )
+        for name in ("early", "own_first"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(
+                    f"Arrival: {name} must be True or False, found {getattr(self, name)!r}"
+                )
+        for name, least in (("link", 1.0), ("product", 1.0), ("gap", 0.0)):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and least <= value < math.inf):
+                raise InputError(f"Arrival: {name} must be finite and >= {least}, found {value!r}")
+
+
+def chunk_bounds(tiles: int, chunks: int | Sequence[int]) -> list[int]:
+    """Where each chunk starts, in tiles, and the end.
+
+    Of a number of chunks the sizes differ by at most one tile.
+
+    Raises:
+      InputError: sizes that were given do not add up to ``tiles``.
+    """
+    if isinstance(chunks, int):
+        chunks = min(chunks, tiles)
+        return [tiles * c // chunks for c in range(chunks + 1)]
+    if sum(chunks) != tiles:
+        raise InputError(
+            f"stream_matmul: chunks of {list(chunks)} tiles add up to {sum(chunks)}, the operand "
+            f"has {tiles}; give sizes that add up, a number of chunks, or None"
+        )
+    return [0, *itertools.accumulate(chunks)]
+
+
+def checked_chunks(name: str, chunks: object) -> int | tuple[int, ...] | None:
+    """``chunks`` as the operator keeps it; raises InputError for what is no number and no sizes."""
+    if chunks is None:
+        return None
+    if isinstance(chunks, list | tuple):
+        return tuple(integer(name, "size of a chunk", size, 1) for size in chunks)
+    return integer(name, "chunks", chunks, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast bands of tiles come in and are computed: what sizes of chunks follow from.
+
+    Attributes:
+      bands: bands of tiles along the streamed dimension.
+      across: tiles of a band.
+      workers: tiles that are computed at a time.
+      band: seconds that a band's copy takes.
+      tile: seconds that a tile takes.
+      gap: seconds between two copies.
+    """
+
+    bands: int
+    across: int
+    workers: int
+    band: float
+    tile: float
+    gap: float
+
+    @classmethod
+    def of(
+        cls,
+        arrival: Arrival,
+        tiles: tuple[int, int],
+        tile: tuple[int, int],
+        *,
+        side: int,
+        depth: int,
+        itemsize: int,
+        sms: int,
+        cluster: int = 1,
+    ) -> Self:
+        """The pace of a product whose operand ``side`` is streamed.
+
+        Args:
+          arrival: the rates.
+          tiles: tiles along m and n.
+          tile: elements of a tile along m and n.
+          side: 0 for x, 1 for w.
+          depth: elements that the product reduces.
+          itemsize: bytes of an element of an operand.
+          sms: multiprocessors in use; ``cluster`` of them compute a tile together.
+        """
+        rate = arrival.product * cluster * 2 / itemsize
+        return cls(
+            bands=tiles[side],
+            across=tiles[1 - side],
+            workers=fewest_workers(math.prod(tiles), max(sms // cluster, 1)),
+            band=tile[side] * depth * itemsize / arrival.link,
+            tile=2 * math.prod(tile) * depth / rate,
+            gap=arrival.gap,
+        )
+
+    def bounds(self) -> list[int]:
+        """Where each chunk starts, and the end, so that the last tile is done as soon as may be.
+
+        A chunk that arrives at time a leaves, from its own on, tiles that keep all workers busy for
+        a while; whatever came before, the product ends no sooner than their sum. For a given end,
+        the chunks are as large as it allows, front to back: they fall towards the end where the
+        copy takes longer than the product, grow from a small one where the product does. No chunk
+        is smaller than one turn of tiles: it would not be done sooner, and each chunk reads the
+        other operand once more.
+        """
+        copied, computed = self.bands * self.band, self._seconds(self.bands)
+        least, most = max(copied, computed), copied + computed + self.gap
+        steps = math.ceil(math.log(most / least, STEP))
+        found = [self._for(least * STEP**step) for step in range(steps + 1)]
+        soon = min(map(self.end, found)) * STEP
+        return min((b for b in found if self.end(b) <= soon), key=lambda b: (len(b), self.end(b)))
+
+    def end(self, bounds: Sequence[int]) -> float:
+        """Seconds from the start of the first copy until the last tile is done."""
+        return max(
+            hi * self.band + chunk * self.gap + self._seconds(self.bands - lo)
+            for chunk, (lo, hi) in enumerate(itertools.pairwise(bounds), 1)
+        )
+
+    def _for(self, end: float) -> list[int]:
+        """The largest chunks with which the last tile is done at ``end``, where that can be."""
+        least = max(self.workers // self.across, 1)
+        bounds = [0]
+        while (left := self.bands - bounds[-1]) > 0:
+            arrived = end - self._seconds(left) - len(bounds) * self.gap
+            size = max(int(arrived / self.band) - bounds[-1], least)
+            if left - size < least:  # what is left is no chunk of its own
+                size = left if left < max(size, 2 * least) else left - least
+            bounds.append(bounds[-1] + size)
+        return bounds
+
+    def _seconds(self, bands: int) -> float:
+        """What the tiles of some bands take all workers."""
+        return -(-bands * self.across // self.workers) * self.tile

@@ -1,0 +1,62 @@
+"""The CUDA handlers on a simulated driver: no flag is up ahead of its data, none comes too late."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from pathlib import Path
+
+import jax
+import pytest
+
+from syncopate_jax.native import build
+from syncopate_jax.options import FLAGS
+
+pytestmark = [
+    pytest.mark.slow,  # compiles the handlers once more
+    pytest.mark.skipif(build.missing() is not None, reason=str(build.missing())),
+]
+SOURCE = Path(__file__).with_name("simulated_driver.cc")
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("driver") / "simulated_driver"
+    folders = ("-isystem", jax.ffi.include_dir(), "-I", str(build.SOURCE.parent))
+    flags = [flag for flag in build.FLAGS if flag not in ("-shared", "-O2")]
+    command = [str(build.compiler()), *flags, "-Wno-unused-function", *folders]
+    done = subprocess.run(
+        [*command, "-o", str(path), str(SOURCE), "-ldl"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return path
+
+
+def run(path: Path, *given: object) -> tuple[int, str]:
+    done = subprocess.run(
+        [
+            str(path),
+            *(str(int(value)) if isinstance(value, bool) else str(value) for value in given),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("flag", range(len(FLAGS)), ids=FLAGS)
+def test_no_flag_is_up_ahead_of_its_data(simulated: Path, flag: int) -> None:
+    for early, own_first, joined in itertools.product((False, True), repeat=3):
+        assert run(simulated, flag, early, own_first, joined, 100) == (0, "")
+
+
+@pytest.mark.parametrize("flag", range(len(FLAGS)), ids=FLAGS)
+def test_a_stream_without_order_is_noticed(simulated: Path, flag: int) -> None:
+    code, said = run(simulated, flag, False, False, False, 100, "broken")
+    assert code == 1 and "is announced and not there, in the kernel" in said
