@@ -173,8 +173,8 @@ def _labels(problem: Problem) -> tuple[str, ...]:
 
 
 def choices(problem: Problem, barriers: bool = False) -> dict[str, dict[str, Any]]:
-    """Options to time, by label; ``barriers``: what talks to peers with XLA's barrier too."""
+    """Options to time, by label; ``barriers``: of small problems also with XLA's barrier."""
     labels = list(_labels(problem))
-    if barriers:
+    if barriers and problem.small:
         labels += [f"{label} {BARRIER}" for label in labels if "copy_engine" not in label]
     return {label: options(label) for label in labels}

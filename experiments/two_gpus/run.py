@@ -171,7 +171,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--min-calls", type=int, default=3, help="calls in a timed block, at least")
     parser.add_argument("--profile", action="store_true", help="also profile the best version")
     parser.add_argument("--rivals", action="store_true", help="also time JAX's fused kernel")
-    parser.add_argument("--barriers", action="store_true", help="also with XLA's barrier")
+    parser.add_argument("--barriers", action="store_true", help="small ones with XLA's barrier too")
     parser.add_argument("--seconds", type=float, default=540, help="end everything after these")
     parser.add_argument("--commit", help="of the code, where this is no checkout")
     args = parser.parse_args(argv)
