@@ -71,6 +71,8 @@ class MatmulConfig:
       epilogue_n: columns of one output store, at most; see ``store_columns``.
       epilogue_slots: output stores in flight per warpgroup.
       overlap_epilogue: store a tile during the next tile's first k steps, where registers allow.
+      lends_stage: where tiles are not stored during the next one, store through their last stage
+        too, so that stores seldom wait for each other.
       in_flight: k steps of wgmma left running when a stage is released, 0 or 1.
       producer_registers: registers per thread kept by the warpgroup that loads.
     """
@@ -89,6 +91,7 @@ class MatmulConfig:
     epilogue_n: int = 64
     epilogue_slots: int = 2
     overlap_epilogue: bool = True
+    lends_stage: bool = True
     in_flight: Literal[0, 1] = 1
     producer_registers: int = 40
 

@@ -7,6 +7,7 @@ before. ``compute_tiles`` is called inside a Mosaic GPU kernel and is handed its
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -109,6 +110,38 @@ class _Worker:
             for row in range(0, rows, WGMMA_ROWS)
             for column in range(0, columns, self.store_columns)
         ]
+
+    @property
+    def lends(self) -> bool:
+        """Whether a tile's last stage, where it lies as output does, is lent to its stores: those
+        that would find the slots of their own still being read. They begin in the last band, when
+        no product needs the stage."""
+        operands, config = self.operands, self.config
+        last_band = len(self.subtiles) - config.part[1] // self.store_columns
+        return (
+            config.lends_stage
+            and not config.overlaps(operands.y.dtype)
+            and last_band <= config.epilogue_slots < len(self.subtiles)
+            and config.split == "m"
+            and operands.y.dtype == operands.x.dtype
+            and operands.is_flat(config, "x")
+            and not (operands.x_transposed or operands.direct)
+            and self.store_columns == config.tile_k
+        )
+
+    @property
+    def lent_stores(self) -> range:
+        """The output stores that go through a lent stage."""
+        slots = self.config.epilogue_slots
+        rows = self.config.part[0] // WGMMA_ROWS if self.lends else 0
+        return range(slots, min(slots + rows, len(self.subtiles)))
+
+    @property
+    def buffers(self) -> list[int]:
+        """The shared memory of each output store: its slot, or beyond them 64 rows of a stage."""
+        slots, lent = self.config.epilogue_slots, self.lent_stores
+        free = itertools.chain(range(slots + len(lent)), itertools.cycle(range(slots)))
+        return [buffer for _, buffer in zip(self.subtiles, free, strict=False)]
 
     @property
     def beside(self) -> Beside:
@@ -220,23 +253,69 @@ class _Worker:
         if self.config.overlaps(self.operands.y.dtype):
             self.consume_overlapped(wg)
         else:
-            self.loop.run(lambda tile, slot: self.compute_tile(tile, slot, wg), jnp.int32(0))
+            self.consume_in_turn(wg)
         plgpu.wait_smem_to_gmem(0)
 
-    def compute_tile(self, tile: tile_loop.Tile, slot: jax.Array, wg: jax.Array) -> jax.Array:
-        """One tile, stored before the next is begun."""
+    def consume_in_turn(self, wg: jax.Array) -> None:
+        """All tiles, each stored before the next is begun, but for the reads of the copy unit."""
+        state = (jnp.int32(0), jnp.bool_(False))
+        slot, lent = self.loop.run(
+            lambda tile, state: self.compute_tile(tile, *state, wg), state
+        )
+        if self.lends:
+            pl.when(lent)(lambda: self.take_back(slot))
+
+    def compute_tile(
+        self, tile: tile_loop.Tile, slot: jax.Array, lent: jax.Array, wg: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """One tile, of which each band of rows is stored beside the last products of those below.
+
+        ``lent``: the stage before ``slot`` is still lent to the stores of the tile before.
+        """
         tile = self.cta_tile(tile)
 
         def scope(acc: Any) -> jax.Array:
-            end = self.multiply(acc, 0, self.k_steps, slot, wg)
-            value = self.finish_product(acc, tile, end)
-            for index, _ in enumerate(self.subtiles):
-                self.store_part(tile, index, self.round_part(tile, index, value, wg), wg)
-            return end
+            end, done = slot, 0
+            if self.lends:
+                take_back = functools.partial(pl.when(lent), lambda: self.take_back(slot))
+                if self.k_steps > 1:
+                    end, done = self.multiply(acc, 0, 0, end, wg, take_back), 1
+                else:
+                    take_back()
+            last = self.multiply(acc, done, self.k_steps - 1, end, wg)
+            self.finish_in_bands(acc, tile, last, wg)
+            return self.next_slot(last)
 
         end = pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
         self.signal(tile)
-        return end
+        return end, jnp.bool_(self.lends)
+
+    def finish_in_bands(self, acc: Any, tile: tile_loop.Tile, slot: jax.Array, wg: jax.Array) -> None:
+        """The last k step, whose stage is ``slot``, and the tile's stores."""
+        bands = range(0, self.config.part[0], WGMMA_ROWS)
+        plgpu.barrier_wait(self.full.at[slot])
+        for row in bands:
+            x, w = self.factors(slot, wg, row, WGMMA_ROWS)
+            plgpu.wgmma(acc.at[pl.ds(row, WGMMA_ROWS)], x, w)
+        self.wait_for_addend(tile)
+        for below, row in zip(reversed(range(len(bands))), bands, strict=True):
+            value = plgpu.wgmma_accumulator_load(acc, wait_n=below)[row : row + WGMMA_ROWS]
+            # Else LLVM may round before the wait, and the assembler then waits at each product.
+            value = lax.optimization_barrier(value) if below else value
+            if row == 0 and self.config.in_flight and self.k_steps > 1:
+                plgpu.barrier_arrive(self.empty.at[self.previous_slot(slot)])
+            if not below and not self.lends:
+                plgpu.barrier_arrive(self.empty.at[slot])
+            for index, (first_row, _) in enumerate(self.subtiles):
+                if first_row == row:
+                    part = self.round_part(tile, index, value, wg)
+                    self.store_part(tile, index, part, wg, stage=slot)
+
+    def take_back(self, slot: jax.Array) -> None:
+        """Releases the stage before ``slot`` once the stores that it was lent to have been read."""
+        since = len(self.subtiles) - 1 - self.lent_stores[-1]
+        plgpu.wait_smem_to_gmem(since, wait_read_only=True)
+        plgpu.barrier_arrive(self.empty.at[self.previous_slot(slot)])
 
     def consume_overlapped(self, wg: jax.Array) -> None:
         """All tiles, each stored, rounded and held in registers, while the next is computed."""
@@ -302,7 +381,8 @@ class _Worker:
             end = self.multiply(acc, done, self.k_steps, end, wg)
             value = self.finish_product(acc, tile, end)
             rounded = [
-                self.round_part(tile, i, value, wg, addends) for i, _ in enumerate(self.subtiles)
+                self.round_part(tile, i, value[row : row + WGMMA_ROWS], wg, addends)
+                for i, (row, _) in enumerate(self.subtiles)
             ]
             return end, tuple(rounded)
 
@@ -344,15 +424,9 @@ class _Worker:
         beside: Callable[[], None] | None = None,
     ) -> jax.Array:
         """One k step; ``beside`` runs while the tensor cores are at it."""
-        config, operands = self.config, self.operands
-        rows, columns = config.part
-        wg_rows = pl.ds(wg * rows, rows) if config.split == "m" else slice(None)
-        wg_columns = pl.ds(wg * columns, columns) if config.split == "n" else slice(None)
+        config = self.config
         plgpu.barrier_wait(self.full.at[slot])
-        x, w = self.x_smem.at[slot], self.w_smem.at[slot]
-        x = x.at[:, wg_rows].transpose((1, 0)) if operands.x_transposed else x.at[wg_rows, :]
-        w = w.at[wg_columns, :].transpose((1, 0)) if operands.w_transposed else w.at[:, wg_columns]
-        plgpu.wgmma(acc, x, w)
+        plgpu.wgmma(acc, *self.factors(slot, wg, 0, config.part[0]))
         if beside is not None:
             beside()
         plgpu.wgmma_wait(config.in_flight)
@@ -370,11 +444,25 @@ class _Worker:
             release()
         return self.next_slot(slot)
 
-    def finish_product(self, acc: Any, tile: tile_loop.Tile, slot: jax.Array) -> jax.Array:
-        """The accumulator once its products have completed; ``slot`` is the one after the last."""
+    def factors(self, slot: jax.Array, wg: jax.Array, row: int, height: int) -> tuple[Any, Any]:
+        """What of a stage is multiplied for ``height`` rows of a warpgroup's part, from ``row``."""
+        config, operands = self.config, self.operands
+        rows, columns = config.part
+        at_rows = pl.ds((wg * rows if config.split == "m" else 0) + row, height)
+        at_columns = pl.ds(wg * columns, columns) if config.split == "n" else slice(None)
+        x, w = self.x_smem.at[slot], self.w_smem.at[slot]
+        x = x.at[:, at_rows].transpose((1, 0)) if operands.x_transposed else x.at[at_rows, :]
+        w = w.at[at_columns, :].transpose((1, 0)) if operands.w_transposed else w.at[:, at_columns]
+        return x, w
+
+    def wait_for_addend(self, tile: tile_loop.Tile) -> None:
         waits = self.operands.addend is not None and not self.operands.addends_ahead
         if waits and self.loop.before_addend is not None:
             self.loop.before_addend(tile)
+
+    def finish_product(self, acc: Any, tile: tile_loop.Tile, slot: jax.Array) -> jax.Array:
+        """The accumulator once its products have completed; ``slot`` is the one after the last."""
+        self.wait_for_addend(tile)
         value = plgpu.wgmma_accumulator_load(acc)
         if self.config.in_flight:
             plgpu.barrier_arrive(self.empty.at[self.previous_slot(slot)])
@@ -434,9 +522,10 @@ class _Worker:
         wg: jax.Array,
         addends: Sequence[jax.Array] = (),
     ) -> jax.Array:
-        """One output store's values: addends and transform in float32, then one rounding."""
-        row, column = self.subtiles[index]
-        part = value[row : row + WGMMA_ROWS, column : column + self.store_columns]
+        """One output store's values, of those of its rows: addends and transform in float32, then
+        one rounding."""
+        _, column = self.subtiles[index]
+        part = value[:, column : column + self.store_columns]
         load = self.on_part(functools.partial(self.load_addend, wg=wg), index, wg)
         if addends:
             part += addends[index].astype(jnp.float32)
@@ -472,10 +561,16 @@ class _Worker:
         part: jax.Array,
         wg: jax.Array,
         only_if: jax.Array | None = None,
+        stage: jax.Array | None = None,
     ) -> None:
-        """Starts one output store, once the store that used its slot before has been read."""
-        slots = self.config.epilogue_slots
-        smem = self.y_smem.at[wg, index % slots]
+        """Starts one output store, once the store that used its buffer before has been read; with
+        ``stage`` some go through that stage's x, which no product of this warpgroup needs more."""
+        buffer = self.buffers[index]
+        if buffer < self.config.epilogue_slots:
+            smem = self.y_smem.at[wg, buffer]
+        else:
+            row = wg * self.config.part[0] + (buffer - self.config.epilogue_slots) * WGMMA_ROWS
+            smem = self.x_rows.at[stage, pl.ds(row, WGMMA_ROWS)]
         direct = self.operands.direct
         if not direct:
             plgpu.wait_smem_to_gmem(self.stores_since(index), wait_read_only=True)
@@ -503,12 +598,9 @@ class _Worker:
             pl.when(only_if)(send)
 
     def stores_since(self, index: int) -> int:
-        """Output stores begun, at least, since the one that used this part's slot before."""
-        count, slots = len(self.subtiles), self.config.epilogue_slots
-        if index >= slots:
-            return slots - 1
-        last = max(range(index, count, slots))  # of the tile before
-        return min(count - last + index, slots) - 1
+        """Output stores begun since the one that used this part's buffer before."""
+        buffers, count = self.buffers, len(self.subtiles)
+        return next(n for n in range(count) if buffers[(index - 1 - n) % count] == buffers[index])
 
     def signal(self, tile: tile_loop.Tile) -> None:
         if self.loop.after_tile is not None:
