@@ -73,6 +73,8 @@ class MatmulConfig:
       overlap_epilogue: store a tile during the next tile's first k steps, where registers allow.
       lends_stage: where tiles are not stored during the next one, store through their last stage
         too, so that stores seldom wait for each other.
+      stagger: k step of a tile beside which a warpgroup lets the next one begin that tile, so that
+        one rounds its results while another multiplies; 0: all begin at once.
       in_flight: k steps of wgmma left running when a stage is released, 0 or 1.
       producer_registers: registers per thread kept by the warpgroup that loads.
     """
@@ -92,6 +94,7 @@ class MatmulConfig:
     epilogue_slots: int = 2
     overlap_epilogue: bool = True
     lends_stage: bool = True
+    stagger: int = 0
     in_flight: Literal[0, 1] = 1
     producer_registers: int = 40
 
@@ -190,6 +193,11 @@ class MatmulConfig:
             )
         if self.stages <= self.in_flight:
             return f"stages={self.stages} must exceed in_flight={self.in_flight}"
+        if self.stagger and self.stagger + 2 > self.stages:
+            return (
+                f"stagger={self.stagger} needs {self.stagger + 2} stages, of which one may be lent; "
+                f"there are {self.stages}"
+            )
         return None
 
 

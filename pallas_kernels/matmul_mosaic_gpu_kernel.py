@@ -90,6 +90,7 @@ class _Worker:
     y_smem: Any
     empty: Any
     full: Any
+    turn: Any = None
     addend_smem: Any = None
     addend_full: Any = None
 
@@ -110,6 +111,14 @@ class _Worker:
             for row in range(0, rows, WGMMA_ROWS)
             for column in range(0, columns, self.store_columns)
         ]
+
+    @property
+    def staggers(self) -> bool:
+        """Whether warpgroups begin a tile one after the other. None is then a tile ahead: a turn is
+        passed once only before it is taken."""
+        config = self.config
+        few = max(config.stages - config.stagger, config.stagger + 2)
+        return config.stagger > 0 and config.warpgroups > 1 and self.k_steps >= few
 
     @property
     def lends(self) -> bool:
@@ -275,6 +284,7 @@ class _Worker:
         tile = self.cta_tile(tile)
 
         def scope(acc: Any) -> jax.Array:
+            self.wait_turn(wg)
             end, done = slot, 0
             if self.lends:
                 take_back = functools.partial(pl.when(lent), lambda: self.take_back(slot))
@@ -356,6 +366,7 @@ class _Worker:
 
         def scope(acc: Any) -> Any:
             addends: list[jax.Array] = []
+            self.wait_turn(wg)
             end, done = slot, 0
             if steps.first_store:
                 end, done = self.multiply(acc, 0, 0, end, wg, look_up), 1
@@ -389,6 +400,15 @@ class _Worker:
         end, rounded = pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
         return end, jnp.bool_(True), (tile.step, tile.m, tile.n, tile.chunk), rounded
 
+    def wait_turn(self, wg: jax.Array) -> None:
+        """Until the warpgroup before is some k steps into this tile."""
+        if self.staggers:
+            pl.when(wg > 0)(lambda: plgpu.barrier_wait(self.turn.at[wg - 1]))
+
+    def pass_turn(self, wg: jax.Array) -> None:
+        last = self.config.warpgroups - 1
+        pl.when(wg < last)(lambda: plgpu.barrier_arrive(self.turn.at[wg]))
+
     def multiply(
         self,
         acc: Any,
@@ -406,6 +426,9 @@ class _Worker:
         def step(k: jax.Array, slot: jax.Array) -> jax.Array:
             return self.multiply_step(acc, k, slot, wg)
 
+        turn = self.config.stagger
+        if self.staggers and begin <= turn < end:  # needs a step of its own
+            slot, begin = self.multiply(acc, begin, turn, slot, wg, lambda: None), turn + 1
         if begin < end:
             slot = lax.fori_loop(jnp.int32(begin), jnp.int32(end), step, slot)
         if beside is None:
@@ -429,6 +452,8 @@ class _Worker:
         plgpu.wgmma(acc, *self.factors(slot, wg, 0, config.part[0]))
         if beside is not None:
             beside()
+        if self.staggers and isinstance(k, int) and k == config.stagger:
+            self.pass_turn(wg)
         plgpu.wgmma_wait(config.in_flight)
         if config.in_flight == 0:
             plgpu.barrier_arrive(self.empty.at[slot])

@@ -24,13 +24,18 @@ CONFIGS = (
     MatmulConfig(tile_n=128, in_flight=0, stages=2),
     MatmulConfig(tile_n=128, overlap_epilogue=False),
     MatmulConfig(split="n"),
+    MatmulConfig(tile_m=256, tile_n=128, stages=3, overlap_epilogue=False),
+    MatmulConfig(tile_m=256, tile_n=128, stages=3, overlap_epilogue=False, lends_stage=False),
+    MatmulConfig(tile_n=128, stagger=2),
+    MatmulConfig(tile_m=256, tile_n=128, stages=3, overlap_epilogue=False, stagger=1),
 )
 
 
 def error(config: MatmulConfig) -> float:
     """Of a product of several tiles a CTA, with edges; raises what the interpreter finds."""
     rng = np.random.default_rng(0)
-    m, k, n = 3 * config.tile_m - 8, 160, 2 * config.tile_n
+    k = 288 if config.stagger else 160
+    m, n = 3 * config.tile_m - 8, 2 * config.tile_n
     x = jnp.asarray(rng.standard_normal((m, k)), jnp.bfloat16)
     w = jnp.asarray(rng.standard_normal((k, n)), jnp.bfloat16)
 
