@@ -195,7 +195,7 @@ class MatmulConfig:
             return f"stages={self.stages} must exceed in_flight={self.in_flight}"
         if self.stagger and self.stagger + 2 > self.stages:
             return (
-                f"stagger={self.stagger} needs {self.stagger + 2} stages, of which one may be lent; "
+                f"stagger={self.stagger} needs {self.stagger + 2} stages, one of them to lend; "
                 f"there are {self.stages}"
             )
         return None

@@ -268,9 +268,7 @@ class _Worker:
     def consume_in_turn(self, wg: jax.Array) -> None:
         """All tiles, each stored before the next is begun, but for the reads of the copy unit."""
         state = (jnp.int32(0), jnp.bool_(False))
-        slot, lent = self.loop.run(
-            lambda tile, state: self.compute_tile(tile, *state, wg), state
-        )
+        slot, lent = self.loop.run(lambda tile, state: self.compute_tile(tile, *state, wg), state)
         if self.lends:
             pl.when(lent)(lambda: self.take_back(slot))
 
@@ -300,7 +298,9 @@ class _Worker:
         self.signal(tile)
         return end, jnp.bool_(self.lends)
 
-    def finish_in_bands(self, acc: Any, tile: tile_loop.Tile, slot: jax.Array, wg: jax.Array) -> None:
+    def finish_in_bands(
+        self, acc: Any, tile: tile_loop.Tile, slot: jax.Array, wg: jax.Array
+    ) -> None:
         """The last k step, whose stage is ``slot``, and the tile's stores."""
         bands = range(0, self.config.part[0], WGMMA_ROWS)
         plgpu.barrier_wait(self.full.at[slot])
