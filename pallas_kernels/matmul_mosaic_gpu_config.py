@@ -75,6 +75,8 @@ class MatmulConfig:
         too, so that stores seldom wait for each other.
       stagger: k step of a tile beside which a warpgroup lets the next one begin that tile, so that
         one rounds its results while another multiplies; 0: all begin at once.
+      split_last: divide the tiles of a last wave that would leave multiprocessors idle along K,
+        see ``matmul_mosaic_gpu_split``; without clusters, tables and addends.
       in_flight: k steps of wgmma left running when a stage is released, 0 or 1.
       producer_registers: registers per thread kept by the warpgroup that loads.
     """
@@ -95,6 +97,7 @@ class MatmulConfig:
     overlap_epilogue: bool = True
     lends_stage: bool = True
     stagger: int = 0
+    split_last: bool = False
     in_flight: Literal[0, 1] = 1
     producer_registers: int = 40
 
@@ -157,7 +160,8 @@ class MatmulConfig:
           UnsupportedError: two stages do not fit.
         """
         for stages in range(self.stages, 1, -1):
-            config = dataclasses.replace(self, stages=stages)
+            stagger = min(self.stagger, stages - 2)
+            config = dataclasses.replace(self, stages=stages, stagger=stagger)
             if config.shared_memory(dtype, out_dtype, addend_dtype) <= limit:
                 return config
         least = dataclasses.replace(self, stages=2).shared_memory(dtype, out_dtype, addend_dtype)

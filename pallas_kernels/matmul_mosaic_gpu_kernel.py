@@ -25,6 +25,7 @@ from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
     MatmulConfig,
 )
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands, Use, scratch
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_split import PIECES, Split
 
 # Names that the types of JAX leave out, or call abstract.
 _untyped: Any = plgpu
@@ -38,6 +39,7 @@ def compute_tiles(
     loop: tile_loop.TileLoop,
     *,
     transform: Callable[[jax.Array], jax.Array] | None = None,
+    split: Split | None = None,
     flat_views: bool = True,
 ) -> None:
     """Computes the tiles of ``loop``; called by every warpgroup of a kernel's body.
@@ -51,6 +53,7 @@ def compute_tiles(
       loop: which tiles, in units of a cluster's tile, and the hooks around them. Its hooks see
         CTA tiles.
       transform: elementwise function of the float32 result, after the addend and before rounding.
+      split: tiles beside the loop's, which are divided along K and computed first.
       flat_views: False in interpret mode, whose views of a buffer do not share its bytes.
     """
     allocated = scratch(operands, config, flat_views)
@@ -61,7 +64,7 @@ def compute_tiles(
             is_union = isinstance(allocated[f"{name}_smem"], plgpu.RefUnion)
             tiled, rows = views if is_union else (views, views)
             buffers |= {f"{name}_smem": tiled, f"{name}_rows": rows}
-        worker = _Worker(operands, config, loop, transform, **buffers)
+        worker = _Worker(operands, config, loop, transform, split, **buffers)
         wg = lax.axis_index(WARPGROUP_AXIS)
 
         @pl.when(wg == config.warpgroups)
@@ -83,6 +86,7 @@ class _Worker:
     config: MatmulConfig
     loop: tile_loop.TileLoop
     transform: Callable[[jax.Array], jax.Array] | None
+    split: Split | None
     x_smem: Any
     x_rows: Any
     w_smem: Any
@@ -187,17 +191,36 @@ class _Worker:
 
     def produce(self) -> None:
         plgpu.set_max_registers(self.config.producer_registers, action="decrease")
-        self.loop.run(self.load_tile, jnp.int32(0))
+        slot = jnp.int32(0)
+        if self.split is not None:
+            slot = lax.fori_loop(0, PIECES, self.load_piece, slot)
+        self.loop.run(self.load_tile, slot)
         # Every stage is released once more than it was filled. Taking these keeps the barriers in
         # place until the last arrival of a peer in the cluster.
         for slot in range(self.config.stages):
             plgpu.barrier_wait(self.empty.at[slot])
+
+    def load_piece(self, index: jax.Array, slot: jax.Array) -> jax.Array:
+        assert self.split is not None
+        tile, first, end = self.split.piece(index)
+        return self.load_steps(tile, first, end, slot, None)
 
     def load_tile(self, tile: tile_loop.Tile, slot: jax.Array) -> jax.Array:
         backwards = self.walks_k_backwards(tile)
         tile = self.cta_tile(tile)
         if self.loop.before_tile is not None:
             self.loop.before_tile(tile)
+        return self.load_steps(tile, jnp.int32(0), jnp.int32(self.k_steps), slot, backwards)
+
+    def load_steps(
+        self,
+        tile: tile_loop.Tile,
+        first: jax.Array,
+        end: jax.Array,
+        slot: jax.Array,
+        backwards: jax.Array | None,
+    ) -> jax.Array:
+        """K steps ``first`` to ``end`` of a tile; returns the slot after the last."""
 
         def load_k_step(k: jax.Array, slot: jax.Array) -> jax.Array:
             if self.loop.before_k_step is not None:
@@ -212,7 +235,7 @@ class _Worker:
             self.load_blocks(tile, block, slot)
             return self.next_slot(slot)
 
-        return lax.fori_loop(jnp.int32(0), jnp.int32(self.k_steps), load_k_step, slot)
+        return lax.fori_loop(first, end, load_k_step, slot)
 
     def walks_k_backwards(self, tile: tile_loop.Tile) -> jax.Array | None:
         """Whether this cluster tile starts at the end of K; all CTAs of a cluster agree."""
@@ -259,15 +282,82 @@ class _Worker:
         plgpu.set_max_registers(self.config.consumer_registers, action="increase")
         for slot in range(self.config.stages):
             plgpu.barrier_arrive(self.empty.at[slot])
+        slot = jnp.int32(0)
+        if self.split is not None:
+            piece = functools.partial(self.compute_piece, self.split, wg)
+            slot = lax.fori_loop(0, PIECES, piece, slot)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if self.config.overlaps(self.operands.y.dtype):
-            self.consume_overlapped(wg)
+            self.consume_overlapped(slot, wg)
         else:
-            self.consume_in_turn(wg)
+            self.consume_in_turn(slot, wg)
         plgpu.wait_smem_to_gmem(0)
 
-    def consume_in_turn(self, wg: jax.Array) -> None:
+    def compute_piece(
+        self, split: Split, wg: jax.Array, index: jax.Array, slot: jax.Array
+    ) -> jax.Array:
+        """Some k steps of a divided tile, whose sum is handed over, or completed and stored."""
+        tile, first, end = split.piece(index)
+
+        def scope(acc: Any) -> jax.Array:
+            def step(k: jax.Array, slot: jax.Array) -> jax.Array:
+                return self.multiply_step(acc, k, slot, wg, first=first)
+
+            after = lax.fori_loop(first, end, step, slot)
+            value = plgpu.wgmma_accumulator_load(acc)
+            if self.config.in_flight:
+                last = self.empty.at[self.previous_slot(after)]
+                pl.when(end > first)(lambda: plgpu.barrier_arrive(last))
+            pl.when(first > 0)(lambda: self.hand_over(split, value, wg))
+            completes = (first == 0) & (end > 0)
+            pl.when(completes)(lambda: self.complete(split, tile, index, value, wg))
+            return after
+
+        return pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
+
+    def hand_over(self, split: Split, value: jax.Array, wg: jax.Array) -> None:
+        """Leaves a sum of this worker's to who completes the tile."""
+        for index, (row, column) in enumerate(self.subtiles):
+            part = value[row : row + WGMMA_ROWS, column : column + self.store_columns]
+            put = self.on_part(functools.partial(_store, part), index, wg)
+            put(split.sums, split.worker * self.config.tile_m, 0)
+        tile_loop.publish()
+        pl.semaphore_signal(split.ready.at[split.worker * self.config.warpgroups + wg])
+
+    def complete(
+        self,
+        split: Split,
+        tile: tile_loop.Tile,
+        piece: jax.Array,
+        value: jax.Array,
+        wg: jax.Array,
+    ) -> None:
+        """Adds what others have of a tile to what this worker has, and stores it."""
+        after = split.worker + 1
+        end = after + split.sharers(piece)
+
+        @functools.partial(lax.fori_loop, after, end, init_val=None)
+        def _wait(sharer: jax.Array, _: None) -> None:
+            at = sharer * self.config.warpgroups + wg
+            pl.semaphore_wait(split.ready.at[at], 1, decrement=False)
+
+        for index, (row, column) in enumerate(self.subtiles):
+
+            def add(sharer: jax.Array, total: jax.Array, index: int = index) -> jax.Array:
+                found: list[jax.Array] = []
+                read = self.on_part(lambda ref: found.append(_load(ref)), index, wg)
+                read(split.sums, sharer * self.config.tile_m, 0)
+                return total + found[0]
+
+            part = value[row : row + WGMMA_ROWS, column : column + self.store_columns]
+            part = lax.fori_loop(after, end, add, part)
+            if self.transform is not None:
+                part = self.transform(part)
+            self.store_part(tile, index, part.astype(self.operands.y.dtype), wg, in_slots=True)
+
+    def consume_in_turn(self, slot: jax.Array, wg: jax.Array) -> None:
         """All tiles, each stored before the next is begun, but for the reads of the copy unit."""
-        state = (jnp.int32(0), jnp.bool_(False))
+        state = (slot, jnp.bool_(False))
         slot, lent = self.loop.run(lambda tile, state: self.compute_tile(tile, *state, wg), state)
         if self.lends:
             pl.when(lent)(lambda: self.take_back(slot))
@@ -327,7 +417,7 @@ class _Worker:
         plgpu.wait_smem_to_gmem(since, wait_read_only=True)
         plgpu.barrier_arrive(self.empty.at[self.previous_slot(slot)])
 
-    def consume_overlapped(self, wg: jax.Array) -> None:
+    def consume_overlapped(self, slot: jax.Array, wg: jax.Array) -> None:
         """All tiles, each stored, rounded and held in registers, while the next is computed."""
         zero = jnp.int32(0)
         dtype = self.operands.y.dtype
@@ -337,7 +427,7 @@ class _Worker:
             )
             for _ in self.subtiles
         )
-        state = (zero, jnp.bool_(False), (zero,) * 4, parts)
+        state = (slot, jnp.bool_(False), (zero,) * 4, parts)
         _, pending, last, parts = self.loop.run(
             lambda tile, state: self.compute_tile_overlapped(tile, state, wg), state
         )
@@ -445,8 +535,9 @@ class _Worker:
         slot: jax.Array,
         wg: jax.Array,
         beside: Callable[[], None] | None = None,
+        first: jax.Array | int = 0,
     ) -> jax.Array:
-        """One k step; ``beside`` runs while the tensor cores are at it."""
+        """One k step; ``beside`` runs while the tensor cores are at it. ``first`` is the tile's."""
         config = self.config
         plgpu.barrier_wait(self.full.at[slot])
         plgpu.wgmma(acc, *self.factors(slot, wg, 0, config.part[0]))
@@ -464,7 +555,7 @@ class _Worker:
 
         # The stage before a tile's first belongs to the tile before, which released it.
         if not isinstance(k, int):
-            pl.when(k > 0)(release)
+            pl.when(k > first)(release)
         elif k > 0:
             release()
         return self.next_slot(slot)
@@ -525,7 +616,7 @@ class _Worker:
             found: list[jax.Array] = []
 
             def keep(ref: Any) -> None:
-                found.append(plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False))
+                found.append(_load(ref))
 
             for index, _ in enumerate(self.subtiles):
                 addend_at(jnp.int32(0), self.on_part(keep, index, wg))
@@ -587,10 +678,14 @@ class _Worker:
         wg: jax.Array,
         only_if: jax.Array | None = None,
         stage: jax.Array | None = None,
+        in_slots: bool = False,
     ) -> None:
-        """Starts one output store, once the store that used its buffer before has been read; with
-        ``stage`` some go through that stage's x, which no product of this warpgroup needs more."""
-        buffer = self.buffers[index]
+        """Starts one output store, once the store that used its buffer before has been read.
+
+        With ``stage`` some go through that stage's x, which no product of this warpgroup needs
+        more. ``in_slots``: none is lent, and a slot may be in use by whatever store.
+        """
+        buffer = index % self.config.epilogue_slots if in_slots else self.buffers[index]
         if buffer < self.config.epilogue_slots:
             smem = self.y_smem.at[wg, buffer]
         else:
@@ -598,17 +693,16 @@ class _Worker:
             smem = self.x_rows.at[stage, pl.ds(row, WGMMA_ROWS)]
         direct = self.operands.direct
         if not direct:
-            plgpu.wait_smem_to_gmem(self.stores_since(index), wait_read_only=True)
+            since = 0 if in_slots else self.stores_since(index)
+            plgpu.wait_smem_to_gmem(since, wait_read_only=True)
             smem[...] = part
             plgpu.commit_smem()
 
         def put(ref: Any) -> None:
             if not direct:
                 plgpu.copy_smem_to_gmem(smem, ref)
-            elif hasattr(plgpu, "store"):  # JAX 0.12, which calls a store of half sectors slow
-                plgpu.store(ref, part, optimized=False)
             else:
-                ref[...] = part
+                _store(part, ref)
 
         def send() -> None:
             to_place = self.on_part(put, index, wg)
@@ -631,3 +725,17 @@ class _Worker:
         if self.loop.after_tile is not None:
             plgpu.wait_smem_to_gmem(0)
             self.loop.after_tile(tile)
+
+
+def _store(part: jax.Array, ref: Any) -> None:
+    """Stores values of an accumulator from registers to GMEM."""
+    if hasattr(plgpu, "store"):  # JAX 0.12, which calls a store of half sectors slow
+        _untyped.store(ref, part, optimized=False)
+    else:
+        ref[...] = part
+
+
+def _load(ref: Any) -> jax.Array:
+    """Loads values from GMEM to registers, as an accumulator has them."""
+    found: jax.Array = plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False)
+    return found

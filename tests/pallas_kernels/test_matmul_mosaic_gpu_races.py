@@ -31,16 +31,21 @@ CONFIGS = (
 )
 
 
-def error(config: MatmulConfig) -> float:
+SPLIT: tuple[dict[str, Any], ...] = ({}, {"tile_m": 256, "stages": 3, "overlap_epilogue": False})
+
+
+def error(
+    config: MatmulConfig, tiles: tuple[int, int] = (3, 2), k: int = 160, sms: int = 2
+) -> float:
     """Of a product of several tiles a CTA, with edges; raises what the interpreter finds."""
     rng = np.random.default_rng(0)
-    k = 288 if config.stagger else 160
-    m, n = 3 * config.tile_m - 8, 2 * config.tile_n
+    k = 288 if config.stagger else k
+    m, n = tiles[0] * config.tile_m - 8, tiles[1] * config.tile_n
     x = jnp.asarray(rng.standard_normal((m, k)), jnp.bfloat16)
     w = jnp.asarray(rng.standard_normal((k, n)), jnp.bfloat16)
 
     def product(x: Any, w: Any) -> Any:
-        return matmul(x, w, config=config, num_sms=2, interpret=plgpu.InterpretGPUParams())
+        return matmul(x, w, config=config, num_sms=sms, interpret=plgpu.InterpretGPUParams())
 
     found = np.asarray(run_checked(product, x, w), np.float64)
     wanted = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
@@ -69,3 +74,11 @@ def test_products_that_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(plgpu, "wgmma_wait", lambda n: None)
     with pytest.raises(RaceFound, match=r"a copy to shared memory .* a product of tensor cores"):
         error(MatmulConfig(tile_n=128, stages=2))
+
+
+@pytest.mark.parametrize("tiles", [(3, 2), (5, 1), (3, 4)], ids="{0[0]}x{0[1]} tiles".format)
+@pytest.mark.parametrize("changes", SPLIT, ids=str)
+def test_tiles_divided_along_k(changes: dict[str, Any], tiles: tuple[int, int]) -> None:
+    """Of two, one and all of three CTAs' pieces, each tile's k steps are with up to three."""
+    config = MatmulConfig(tile_n=128, split_last=True, **changes)
+    assert error(config, tiles=tiles, k=288, sms=4) < 3e-3
