@@ -25,7 +25,7 @@ from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
     MatmulConfig,
 )
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands, Use, scratch
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_split import PIECES, Split
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_split import Split
 
 # Names that the types of JAX leave out, or call abstract.
 _untyped: Any = plgpu
@@ -193,7 +193,7 @@ class _Worker:
         plgpu.set_max_registers(self.config.producer_registers, action="decrease")
         slot = jnp.int32(0)
         if self.split is not None:
-            slot = lax.fori_loop(0, PIECES, self.load_piece, slot)
+            slot = lax.fori_loop(0, self.split.pieces, self.load_piece, slot)
         self.loop.run(self.load_tile, slot)
         # Every stage is released once more than it was filled. Taking these keeps the barriers in
         # place until the last arrival of a peer in the cluster.
@@ -285,7 +285,7 @@ class _Worker:
         slot = jnp.int32(0)
         if self.split is not None:
             piece = functools.partial(self.compute_piece, self.split, wg)
-            slot = lax.fori_loop(0, PIECES, piece, slot)
+            slot = lax.fori_loop(0, self.split.pieces, piece, slot)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if self.config.overlaps(self.operands.y.dtype):
             self.consume_overlapped(slot, wg)

@@ -2,8 +2,8 @@
 
 Tiles that are no multiple of the workers leave some of these idle in the last wave. Here the tiles
 that are over are computed first, in pieces: their k steps, one tile after the other, are dealt to
-the workers in equal runs. A run is shorter than a tile, so it covers at most two. Who has a tile's
-first k steps completes it: the others hand it their float32 sums in GMEM.
+the workers in equal runs. Who has a tile's first k steps completes it: the others hand it their
+float32 sums in GMEM.
 """
 
 import dataclasses
@@ -15,14 +15,16 @@ from jax import lax
 
 from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
 
-PIECES = 2  # tiles that a run covers, at most
-LEAST = 3  # a run is at least a third of a tile: else too many wait for too little
+LEAST = 3  # a run is at least a third of a tile: else a tile has too many sums to add
 
 
 def divided_tiles(tiles: int, workers: int) -> int:
-    """How many of ``tiles`` are divided among ``workers``; 0 where it does not pay."""
+    """How many of ``tiles`` are divided among ``workers``: those that are over, and a wave more
+    where these are few; 0 where none are over, or all are too few."""
     over = tiles % workers
-    return over if over * LEAST >= workers else 0
+    few = over * LEAST < workers
+    divided = over + workers if over and few else over
+    return divided if divided <= tiles else 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Split:
 
     Args:
       order: of all tiles; the last ``tiles`` of them are divided.
-      tiles: fewer than ``workers``.
+      tiles: as ``divided_tiles`` says.
       k_steps: of a tile.
       worker: the index of this one.
       workers: how many there are.
@@ -61,12 +63,17 @@ class Split:
     sums: Any
     ready: Any
 
+    @property
+    def pieces(self) -> int:
+        """Tiles that a run covers, at most."""
+        return self.tiles // self.workers + 2
+
     def begin(self, worker: jax.Array) -> jax.Array:
         """The first k step of a worker's run, counted over all divided tiles."""
         return lax.div(worker * (self.tiles * self.k_steps), jnp.int32(self.workers))
 
     def piece(self, index: jax.Array) -> tuple[tile_loop.Tile, jax.Array, jax.Array]:
-        """The run's part in its first tile, or its second: that tile, from k step, to k step."""
+        """The run's part in a tile, from its first on: that tile, from k step, to k step."""
         begin, end = self.begin(self.worker), self.begin(self.worker + 1)
         at = self._tile(index)
         zero = jnp.int32(0)

@@ -30,6 +30,7 @@ from experiments.common import check, lowering, processes, results, shapes, timi
 from experiments.local_gemm import run
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu as kernel
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_config as config_module
+from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_split as split_module
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import Limits, MatmulConfig
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands
 
@@ -41,30 +42,31 @@ BASES = {
     "128x128": MatmulConfig(tile_n=128, stages=6, k_snake=8),
 }
 """Tiles, from the one that loads least for what it computes."""
-WASTE = 1.06  # times the fewest cycles of any candidate, at most
-SNAKED = ("128x256", "256x192")  # also tried the other way
+WASTE = 1.04  # times the fewest cycles of any candidate, at most
+LARGE = ("128x256", "256x192")  # tried in more ways
 FINALISTS = 3
 BUSY, BURSTS = "busy", "bursts"
 IDLE_SECONDS, BURST_CALLS = 0.1, 20
 TASK_SECONDS, STAGE = 45.0, "sweep"
 
 
-def cycles(config: MatmulConfig, gemm: shapes.Gemm, sms: int) -> int:
+def cycles(config: MatmulConfig, gemm: shapes.Gemm, sms: int) -> float:
     """Elements of the output that one SM computes, one after the other."""
-    tiles = math.prod(config.tiles(gemm.m, gemm.n))
-    return -(-tiles // max(sms // config.cluster, 1)) * config.tile_m * config.tile_n
+    tiles, workers = math.prod(config.tiles(gemm.m, gemm.n)), max(sms // config.cluster, 1)
+    split = config.split_last and split_module.divided_tiles(tiles, workers)
+    waves = tiles / workers if split else -(-tiles // workers)
+    return waves * config.tile_m * config.tile_n
 
 
 def variants(name: str, config: MatmulConfig) -> dict[str, MatmulConfig]:
-    """A base as it is, with warpgroups one after the other, with K walked back and forth, both."""
-    found = {name: config}
-    for stagger in range(1, config.stages - 1)[:2]:
-        found[f"{name} stagger {stagger}"] = dataclasses.replace(config, stagger=stagger)
-    if name in SNAKED:
+    """A base as it is, with its warpgroups one after the other, with its last tiles divided."""
+    staggered = dataclasses.replace(config, stagger=min(config.stages - 2, 2))
+    found = {name: config, f"{name} stagger": staggered}
+    if name in LARGE:
         found |= {
-            f"{key} snake": dataclasses.replace(one, k_snake=config.group)
-            for key, one in found.items()
+            f"{key} split": dataclasses.replace(one, split_last=True) for key, one in found.items()
         }
+        found[f"{name} stagger snake"] = dataclasses.replace(staggered, k_snake=128 // config.group)
     if not config.overlaps(jnp.bfloat16):
         found[f"{name} unlent"] = dataclasses.replace(config, lends_stage=False)
     return found
@@ -76,10 +78,14 @@ def candidates(gemm: shapes.Gemm, limits: Limits, without: Sequence[str]) -> dic
     operands = Operands(x, w, jax.ShapeDtypeStruct((gemm.m, gemm.n), jnp.bfloat16))
     least = min(cycles(config, gemm, limits.sms) for config in BASES.values())
     found: dict[str, MatmulConfig] = {"tuned": run.tuned(gemm)}
+    fewest = math.inf
     for name, base in BASES.items():
-        if cycles(base, gemm, limits.sms) > WASTE * least:
-            continue
+        if name not in LARGE and cycles(base, gemm, limits.sms) >= fewest:
+            continue  # it loads more, too
+        fewest = min(fewest, cycles(base, gemm, limits.sms))
         for key, config in variants(name, base).items():
+            if cycles(config, gemm, limits.sms) > WASTE * least:
+                continue
             fitted = config.fit(limits.shared_memory, jnp.bfloat16, jnp.bfloat16)
             suits = kernel.unsupported_reason(operands, fitted, limits) is None
             if suits and fitted not in found.values() and not any(w in key for w in without):

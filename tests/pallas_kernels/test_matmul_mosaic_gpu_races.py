@@ -8,11 +8,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu import matmul
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import CANDIDATES, MatmulConfig
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_kernel import _Worker
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_split import divided_tiles
 from tests.mosaic_interpreter.run import RaceFound, run_checked
 from tests.mosaic_interpreter.versions import needs_known_jax
 
@@ -76,9 +78,22 @@ def test_products_that_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
         error(MatmulConfig(tile_n=128, stages=2))
 
 
-@pytest.mark.parametrize("tiles", [(3, 2), (5, 1), (3, 4)], ids="{0[0]}x{0[1]} tiles".format)
-@pytest.mark.parametrize("changes", SPLIT, ids=str)
-def test_tiles_divided_along_k(changes: dict[str, Any], tiles: tuple[int, int]) -> None:
-    """Of two, one and all of three CTAs' pieces, each tile's k steps are with up to three."""
+@pytest.mark.parametrize(
+    ("tiles", "sms", "divided"),
+    [((3, 2), 4, 2), ((3, 1), 4, 3), ((5, 1), 4, 5), ((4, 1), 3, 1), ((2, 2), 2, 0)],
+    ids=str,
+)
+@pytest.mark.parametrize("changes", SPLIT, ids=["overlaps", "lends"])
+def test_tiles_divided_along_k(
+    changes: dict[str, Any], tiles: tuple[int, int], sms: int, divided: int
+) -> None:
+    """Runs of a half, of three quarters, of more than a tile and of a third."""
+    assert divided_tiles(tiles[0] * tiles[1], sms) == divided
     config = MatmulConfig(tile_n=128, split_last=True, **changes)
-    assert error(config, tiles=tiles, k=288, sms=4) < 3e-3
+    assert error(config, tiles=tiles, k=288, sms=sms) < 3e-3
+
+
+def test_a_sum_that_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pl, "semaphore_wait", lambda *args, **options: None)
+    with pytest.raises(AssertionError):
+        error(MatmulConfig(tile_n=128, split_last=True), tiles=(3, 1), k=288, sms=4)
