@@ -357,8 +357,12 @@ class _Worker:
 
     def consume_in_turn(self, slot: jax.Array, wg: jax.Array) -> None:
         """All tiles, each stored before the next is begun, but for the reads of the copy unit."""
-        state = (slot, jnp.bool_(False))
-        slot, lent = self.loop.run(lambda tile, state: self.compute_tile(tile, *state, wg), state)
+
+        def step(tile: tile_loop.Tile, state: Any) -> Any:
+            slot, lent = state
+            return self.compute_tile(tile, slot, lent, wg)
+
+        slot, lent = self.loop.run(step, (slot, jnp.bool_(False)))
         if self.lends:
             pl.when(lent)(lambda: self.take_back(slot))
 

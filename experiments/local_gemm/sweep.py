@@ -46,6 +46,7 @@ WASTE = 1.04  # times the fewest cycles of any candidate, at most
 LARGE = ("128x256", "256x192")  # tried in more ways
 FINALISTS = 3
 BUSY, BURSTS = "busy", "bursts"
+BLOCK_MS = 20.0  # of a block on the busy device, at least
 IDLE_SECONDS, BURST_CALLS = 0.1, 20
 TASK_SECONDS, STAGE = 45.0, "sweep"
 
@@ -97,7 +98,9 @@ def speedups(
     functions: dict[str, Callable[..., jax.Array]], inputs: Any, regime: str, ms: float, rounds: int
 ) -> dict[str, float]:
     """How many times as fast as XLA each is, by medians, and XLA's microseconds."""
-    calls = max(3, math.ceil(20 / ms)) if regime == BUSY else BURST_CALLS // (2 if ms > 1 else 1)
+    calls = (
+        max(3, math.ceil(BLOCK_MS / ms)) if regime == BUSY else BURST_CALLS // (2 if ms > 1 else 1)
+    )
     pause = 0.0 if regime == BUSY else IDLE_SECONDS
     seconds = timing.interleaved_seconds(
         functions, inputs, rounds=rounds, calls=calls, pause=pause, seed=rounds
@@ -241,6 +244,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     if args.shape:
         processes.emit(search(chosen[0], args))
         return {}
+    if not args.out:
+        parser.error("--out says where the results go")
     head = {"experiment": "local_gemm_sweep", **processes.environment()}
     head |= {"options": {"rounds": args.rounds, "without": args.without}}
     found = results.Results(args.out, head, summary)
