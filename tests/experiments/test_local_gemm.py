@@ -59,13 +59,13 @@ def test_the_script_checks_times_and_writes_tiny_products(tmp_path):
 
 def test_a_sweep_measures_its_choice_again(monkeypatch):
     monkeypatch.setattr(kernel, "matmul", lambda x, w, config: x @ w)
-    monkeypatch.setattr(Limits, "of", classmethod(lambda cls, device, **_: cls(132, 232448)))
+    monkeypatch.setattr(Limits, "of", classmethod(lambda cls, device, **_: cls(5, 232448)))
     monkeypatch.setattr(sweep, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(sweep, "BLOCK_MS", 0.0)
-    gemm = shapes.Gemm("tiny", 128, 64, 192)
+    gemm = shapes.Gemm("tiny", 256, 64, 1536)
     row = sweep.search(gemm, argparse.Namespace(without=["stagger"], rounds=1))
     names = set(row["search"]["busy"])
-    assert {"xla", "tuned", "256x192", "256x192 split"} <= names
+    assert {"xla", "tuned", "128x256 split", "256x192 split"} <= names
     assert not any("stagger" in name for name in names)
     assert set(row["again"]["bursts"]) == {"xla", "tuned", row["winner"]}
     assert row["wrong"] == {} and row["errors"]["xla"][0] < check.MEAN_LIMIT
@@ -80,10 +80,10 @@ def test_a_wrong_candidate_is_named_and_left_out(monkeypatch):
         return jnp.zeros_like(x @ w) if config.split_last else x @ w
 
     monkeypatch.setattr(kernel, "matmul", product)
-    monkeypatch.setattr(Limits, "of", classmethod(lambda cls, device, **_: cls(132, 232448)))
+    monkeypatch.setattr(Limits, "of", classmethod(lambda cls, device, **_: cls(5, 232448)))
     monkeypatch.setattr(sweep, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(sweep, "BLOCK_MS", 0.0)
-    gemm = shapes.Gemm("tiny", 128, 64, 192)
+    gemm = shapes.Gemm("tiny", 256, 64, 1536)
     row = sweep.search(gemm, argparse.Namespace(without=["stagger"], rounds=1))
     assert set(row["wrong"]) == {"128x256 split", "256x192 split"}
     assert "rows are wrong by" in row["wrong"]["256x192 split"]
