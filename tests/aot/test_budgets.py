@@ -52,7 +52,9 @@ EXCHANGES = {
 LOCAL = list(
     dict.fromkeys([*config_module._tuned(DEVICE_KIND).values(), *config_module.CANDIDATES])
 )
-LOCAL += [dataclasses.replace(config, stagger=1) for config in config_module.CANDIDATES]
+LOCAL += [
+    dataclasses.replace(config, stagger=1, split_last=True) for config in config_module.CANDIDATES
+]
 
 
 def kernels(
