@@ -122,7 +122,7 @@ def _enter(
     if input_output_aliases or grid_mapping.num_index_operands:
         raise NotImplementedError("a kernel with aliased operands or scalar prefetch")
     axes = list(grid.mesh)
-    together = not compiler_params.skip_device_barrier
+    together = not (compiler_params and compiler_params.skip_device_barrier)
     run = functools.partial(_callback, grid, jaxpr, together, tuple(out_avals))
     where = [jax.lax.axis_index(name) for name in axes]
     outs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in out_avals]
