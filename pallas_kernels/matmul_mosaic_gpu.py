@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from syncopate_jax.errors import InputError, UnsupportedError
@@ -25,7 +24,6 @@ from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
     ranked,
 )
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands, memory_limits
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_split import First, Split, divided_tiles
 
 TMA_BYTES = 16  # the TMA unit's unit of strides and clipping
 
@@ -160,17 +158,11 @@ def matmul(
         return (value if transform is None else transform(value)).astype(out.dtype)
 
     workers = config.workers(m, n, limits.sms)
-    divided = 0
-    if config.split_last and config.cluster == 1 and table is None and addend is None:
-        divided = divided_tiles(math.prod(tiles), limits.sms)
-    if divided:
-        workers = limits.sms
-        sums = jax.ShapeDtypeStruct((workers * config.tile_m, config.tile_n), jnp.float32)
     optional = {"addend": addend, "table": table, "flags": flags}
     given = {name: array for name, array in optional.items() if array is not None}
 
     def kernel(x_ref: Any, w_ref: Any, *refs: Any) -> None:
-        *given_refs, y_ref = refs[: len(given) + 1]
+        *given_refs, y_ref = refs
         named = dict(zip(given, given_refs, strict=True))
         order: tile_loop.TileOrder
         if "table" in named:
@@ -181,26 +173,18 @@ def matmul(
         def wait(tile: tile_loop.Tile) -> None:
             tile_loop.wait_flag(named["flags"], tile.chunk)
 
-        worker, split = lax.axis_index(body.CTA_AXIS), None
-        if divided:
-            ready = pl.get_global(plgpu.SemaphoreType.REGULAR((workers * config.warpgroups,)))
-            k_steps = -(-operands.mkn[1] // config.tile_k)
-            split = Split(order, divided, k_steps, worker, workers, refs[-1], ready)
-            order = First(order, math.prod(tiles) - divided)
         loop = tile_loop.TileLoop(
             order,
-            worker,
+            lax.axis_index(body.CTA_AXIS),
             workers,
             before_tile=wait if "flags" in named else None,
         )
         refs_of = Operands(x_ref, w_ref, y_ref, named.get("addend"), x_transposed, w_transposed)
-        body.compute_tiles(
-            refs_of, config, loop, transform=transform, split=split, flat_views=not interpret
-        )
+        body.compute_tiles(refs_of, config, loop, transform=transform, flat_views=not interpret)
 
-    found = plgpu.kernel(
+    return plgpu.kernel(
         kernel,
-        out_type=(out, sums) if divided else (out,),
+        out_type=out,
         grid=(workers,),
         grid_names=(body.CTA_AXIS,),
         cluster=(config.cluster_m, config.cluster_n),
@@ -211,4 +195,3 @@ def matmul(
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
         interpret=interpret,
     )(x, w, *given.values())
-    return found[0]

@@ -71,12 +71,6 @@ class MatmulConfig:
       epilogue_n: columns of one output store, at most; see ``store_columns``.
       epilogue_slots: output stores in flight per warpgroup.
       overlap_epilogue: store a tile during the next tile's first k steps, where registers allow.
-      lends_stage: where tiles are not stored during the next one, store through their last stage
-        too, so that stores seldom wait for each other.
-      stagger: k step of a tile beside which a warpgroup lets the next one begin that tile, so that
-        one rounds its results while another multiplies; 0: all begin at once.
-      split_last: divide the tiles of a last wave that would leave multiprocessors idle along K,
-        see ``matmul_mosaic_gpu_split``; without clusters, tables and addends.
       in_flight: k steps of wgmma left running when a stage is released, 0 or 1.
       producer_registers: registers per thread kept by the warpgroup that loads.
     """
@@ -95,9 +89,6 @@ class MatmulConfig:
     epilogue_n: int = 64
     epilogue_slots: int = 2
     overlap_epilogue: bool = True
-    lends_stage: bool = True
-    stagger: int = 0
-    split_last: bool = False
     in_flight: Literal[0, 1] = 1
     producer_registers: int = 40
 
@@ -160,8 +151,7 @@ class MatmulConfig:
           UnsupportedError: two stages do not fit.
         """
         for stages in range(self.stages, 1, -1):
-            stagger = min(self.stagger, stages - 2)
-            config = dataclasses.replace(self, stages=stages, stagger=stagger)
+            config = dataclasses.replace(self, stages=stages)
             if config.shared_memory(dtype, out_dtype, addend_dtype) <= limit:
                 return config
         least = dataclasses.replace(self, stages=2).shared_memory(dtype, out_dtype, addend_dtype)
@@ -197,11 +187,6 @@ class MatmulConfig:
             )
         if self.stages <= self.in_flight:
             return f"stages={self.stages} must exceed in_flight={self.in_flight}"
-        if self.stagger and self.stagger + 2 > self.stages:
-            return (
-                f"stagger={self.stagger} needs {self.stagger + 2} stages, one of them to lend; "
-                f"there are {self.stages}"
-            )
         return None
 
 

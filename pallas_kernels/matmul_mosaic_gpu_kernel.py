@@ -7,7 +7,6 @@ before. ``compute_tiles`` is called inside a Mosaic GPU kernel and is handed its
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +24,6 @@ from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
     MatmulConfig,
 )
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands, Use, scratch
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_split import Split
 
 # Names that the types of JAX leave out, or call abstract.
 _untyped: Any = plgpu
@@ -39,7 +37,6 @@ def compute_tiles(
     loop: tile_loop.TileLoop,
     *,
     transform: Callable[[jax.Array], jax.Array] | None = None,
-    split: Split | None = None,
     flat_views: bool = True,
 ) -> None:
     """Computes the tiles of ``loop``; called by every warpgroup of a kernel's body.
@@ -53,7 +50,6 @@ def compute_tiles(
       loop: which tiles, in units of a cluster's tile, and the hooks around them. Its hooks see
         CTA tiles.
       transform: elementwise function of the float32 result, after the addend and before rounding.
-      split: tiles beside the loop's, which are divided along K and computed first.
       flat_views: False in interpret mode, whose views of a buffer do not share its bytes.
     """
     allocated = scratch(operands, config, flat_views)
@@ -64,7 +60,7 @@ def compute_tiles(
             is_union = isinstance(allocated[f"{name}_smem"], plgpu.RefUnion)
             tiled, rows = views if is_union else (views, views)
             buffers |= {f"{name}_smem": tiled, f"{name}_rows": rows}
-        worker = _Worker(operands, config, loop, transform, split, **buffers)
+        worker = _Worker(operands, config, loop, transform, **buffers)
         wg = lax.axis_index(WARPGROUP_AXIS)
 
         @pl.when(wg == config.warpgroups)
@@ -86,7 +82,6 @@ class _Worker:
     config: MatmulConfig
     loop: tile_loop.TileLoop
     transform: Callable[[jax.Array], jax.Array] | None
-    split: Split | None
     x_smem: Any
     x_rows: Any
     w_smem: Any
@@ -94,7 +89,6 @@ class _Worker:
     y_smem: Any
     empty: Any
     full: Any
-    turn: Any = None
     addend_smem: Any = None
     addend_full: Any = None
 
@@ -115,46 +109,6 @@ class _Worker:
             for row in range(0, rows, WGMMA_ROWS)
             for column in range(0, columns, self.store_columns)
         ]
-
-    @property
-    def staggers(self) -> bool:
-        """Whether warpgroups begin a tile one after the other. None is then a tile ahead: a turn is
-        passed once only before it is taken."""
-        config = self.config
-        few = max(config.stages - config.stagger, config.stagger + 2)
-        return config.stagger > 0 and config.warpgroups > 1 and self.k_steps >= few
-
-    @property
-    def lends(self) -> bool:
-        """Whether a tile's last stage, where it lies as output does, is lent to its stores: those
-        that would find the slots of their own still being read. They begin in the last band, when
-        no product needs the stage."""
-        operands, config = self.operands, self.config
-        last_band = len(self.subtiles) - config.part[1] // self.store_columns
-        return (
-            config.lends_stage
-            and not config.overlaps(operands.y.dtype)
-            and last_band <= config.epilogue_slots < len(self.subtiles)
-            and config.split == "m"
-            and operands.y.dtype == operands.x.dtype
-            and operands.is_flat(config, "x")
-            and not (operands.x_transposed or operands.direct)
-            and self.store_columns == config.tile_k
-        )
-
-    @property
-    def lent_stores(self) -> range:
-        """The output stores that go through a lent stage."""
-        slots = self.config.epilogue_slots
-        rows = self.config.part[0] // WGMMA_ROWS if self.lends else 0
-        return range(slots, min(slots + rows, len(self.subtiles)))
-
-    @property
-    def buffers(self) -> list[int]:
-        """The shared memory of each output store: its slot, or beyond them 64 rows of a stage."""
-        slots, lent = self.config.epilogue_slots, self.lent_stores
-        free = itertools.chain(range(slots + len(lent)), itertools.cycle(range(slots)))
-        return [buffer for _, buffer in zip(self.subtiles, free, strict=False)]
 
     @property
     def beside(self) -> Beside:
@@ -191,36 +145,17 @@ class _Worker:
 
     def produce(self) -> None:
         plgpu.set_max_registers(self.config.producer_registers, action="decrease")
-        slot = jnp.int32(0)
-        if self.split is not None:
-            slot = lax.fori_loop(0, self.split.pieces, self.load_piece, slot)
-        self.loop.run(self.load_tile, slot)
+        self.loop.run(self.load_tile, jnp.int32(0))
         # Every stage is released once more than it was filled. Taking these keeps the barriers in
         # place until the last arrival of a peer in the cluster.
         for slot in range(self.config.stages):
             plgpu.barrier_wait(self.empty.at[slot])
-
-    def load_piece(self, index: jax.Array, slot: jax.Array) -> jax.Array:
-        assert self.split is not None
-        tile, first, end = self.split.piece(index)
-        return self.load_steps(tile, first, end, slot, None)
 
     def load_tile(self, tile: tile_loop.Tile, slot: jax.Array) -> jax.Array:
         backwards = self.walks_k_backwards(tile)
         tile = self.cta_tile(tile)
         if self.loop.before_tile is not None:
             self.loop.before_tile(tile)
-        return self.load_steps(tile, jnp.int32(0), jnp.int32(self.k_steps), slot, backwards)
-
-    def load_steps(
-        self,
-        tile: tile_loop.Tile,
-        first: jax.Array,
-        end: jax.Array,
-        slot: jax.Array,
-        backwards: jax.Array | None,
-    ) -> jax.Array:
-        """K steps ``first`` to ``end`` of a tile; returns the slot after the last."""
 
         def load_k_step(k: jax.Array, slot: jax.Array) -> jax.Array:
             if self.loop.before_k_step is not None:
@@ -235,7 +170,7 @@ class _Worker:
             self.load_blocks(tile, block, slot)
             return self.next_slot(slot)
 
-        return lax.fori_loop(first, end, load_k_step, slot)
+        return lax.fori_loop(jnp.int32(0), jnp.int32(self.k_steps), load_k_step, slot)
 
     def walks_k_backwards(self, tile: tile_loop.Tile) -> jax.Array | None:
         """Whether this cluster tile starts at the end of K; all CTAs of a cluster agree."""
@@ -282,146 +217,28 @@ class _Worker:
         plgpu.set_max_registers(self.config.consumer_registers, action="increase")
         for slot in range(self.config.stages):
             plgpu.barrier_arrive(self.empty.at[slot])
-        slot = jnp.int32(0)
-        if self.split is not None:
-            piece = functools.partial(self.compute_piece, self.split, wg)
-            slot = lax.fori_loop(0, self.split.pieces, piece, slot)
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if self.config.overlaps(self.operands.y.dtype):
-            self.consume_overlapped(slot, wg)
+            self.consume_overlapped(wg)
         else:
-            self.consume_in_turn(slot, wg)
+            self.loop.run(lambda tile, slot: self.compute_tile(tile, slot, wg), jnp.int32(0))
         plgpu.wait_smem_to_gmem(0)
 
-    def compute_piece(
-        self, split: Split, wg: jax.Array, index: jax.Array, slot: jax.Array
-    ) -> jax.Array:
-        """Some k steps of a divided tile, whose sum is handed over, or completed and stored."""
-        tile, first, end = split.piece(index)
-
-        def scope(acc: Any) -> jax.Array:
-            def step(k: jax.Array, slot: jax.Array) -> jax.Array:
-                return self.multiply_step(acc, k, slot, wg, first=first)
-
-            after = lax.fori_loop(first, end, step, slot)
-            value = plgpu.wgmma_accumulator_load(acc)
-            if self.config.in_flight:
-                last = self.empty.at[self.previous_slot(after)]
-                pl.when(end > first)(lambda: plgpu.barrier_arrive(last))
-            pl.when(first > 0)(lambda: self.hand_over(split, value, wg))
-            completes = (first == 0) & (end > 0)
-            pl.when(completes)(lambda: self.complete(split, tile, index, value, wg))
-            return after
-
-        return pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
-
-    def hand_over(self, split: Split, value: jax.Array, wg: jax.Array) -> None:
-        """Leaves a sum of this worker's to who completes the tile."""
-        for index, (row, column) in enumerate(self.subtiles):
-            part = value[row : row + WGMMA_ROWS, column : column + self.store_columns]
-            put = self.on_part(functools.partial(_store, part), index, wg)
-            put(split.sums, split.worker * self.config.tile_m, 0)
-        tile_loop.publish()
-        pl.semaphore_signal(split.ready.at[split.worker * self.config.warpgroups + wg])
-
-    def complete(
-        self,
-        split: Split,
-        tile: tile_loop.Tile,
-        piece: jax.Array,
-        value: jax.Array,
-        wg: jax.Array,
-    ) -> None:
-        """Adds what others have of a tile to what this worker has, and stores it."""
-        after = split.worker + 1
-        end = after + split.sharers(piece)
-
-        @functools.partial(lax.fori_loop, after, end, init_val=None)
-        def _wait(sharer: jax.Array, _: None) -> None:
-            at = sharer * self.config.warpgroups + wg
-            pl.semaphore_wait(split.ready.at[at], 1, decrement=False)
-
-        for index, (row, column) in enumerate(self.subtiles):
-
-            def add(sharer: jax.Array, total: jax.Array, index: int = index) -> jax.Array:
-                found: list[jax.Array] = []
-                read = self.on_part(lambda ref: found.append(_load(ref)), index, wg)
-                read(split.sums, sharer * self.config.tile_m, 0)
-                return total + found[0]
-
-            part = value[row : row + WGMMA_ROWS, column : column + self.store_columns]
-            part = lax.fori_loop(after, end, add, part)
-            if self.transform is not None:
-                part = self.transform(part)
-            self.store_part(tile, index, part.astype(self.operands.y.dtype), wg, in_slots=True)
-
-    def consume_in_turn(self, slot: jax.Array, wg: jax.Array) -> None:
-        """All tiles, each stored before the next is begun, but for the reads of the copy unit."""
-
-        def step(tile: tile_loop.Tile, state: Any) -> Any:
-            slot, lent = state
-            return self.compute_tile(tile, slot, lent, wg)
-
-        slot, lent = self.loop.run(step, (slot, jnp.bool_(False)))
-        if self.lends:
-            pl.when(lent)(lambda: self.take_back(slot))
-
-    def compute_tile(
-        self, tile: tile_loop.Tile, slot: jax.Array, lent: jax.Array, wg: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """One tile, of which each band of rows is stored beside the last products of those below.
-
-        ``lent``: the stage before ``slot`` is still lent to the stores of the tile before.
-        """
+    def compute_tile(self, tile: tile_loop.Tile, slot: jax.Array, wg: jax.Array) -> jax.Array:
+        """One tile, stored before the next is begun."""
         tile = self.cta_tile(tile)
 
         def scope(acc: Any) -> jax.Array:
-            self.wait_turn(wg)
-            end, done = slot, 0
-            if self.lends:
-                take_back = functools.partial(pl.when(lent), lambda: self.take_back(slot))
-                if self.k_steps > 1:
-                    end, done = self.multiply(acc, 0, 0, end, wg, take_back), 1
-                else:
-                    take_back()
-            last = self.multiply(acc, done, self.k_steps - 1, end, wg)
-            self.finish_in_bands(acc, tile, last, wg)
-            return self.next_slot(last)
+            end = self.multiply(acc, 0, self.k_steps, slot, wg)
+            value = self.finish_product(acc, tile, end)
+            for index, _ in enumerate(self.subtiles):
+                self.store_part(tile, index, self.round_part(tile, index, value, wg), wg)
+            return end
 
         end = pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
         self.signal(tile)
-        return end, jnp.bool_(self.lends)
+        return end
 
-    def finish_in_bands(
-        self, acc: Any, tile: tile_loop.Tile, slot: jax.Array, wg: jax.Array
-    ) -> None:
-        """The last k step, whose stage is ``slot``, and the tile's stores."""
-        bands = range(0, self.config.part[0], WGMMA_ROWS)
-        plgpu.barrier_wait(self.full.at[slot])
-        for row in bands:
-            x, w = self.factors(slot, wg, row, WGMMA_ROWS)
-            plgpu.wgmma(acc.at[pl.ds(row, WGMMA_ROWS)], x, w)
-        self.wait_for_addend(tile)
-        for below, row in zip(reversed(range(len(bands))), bands, strict=True):
-            value = plgpu.wgmma_accumulator_load(acc, wait_n=below)[row : row + WGMMA_ROWS]
-            # Else LLVM may round before the wait, and the assembler then waits at each product.
-            value = lax.optimization_barrier(value) if below else value
-            if row == 0 and self.config.in_flight and self.k_steps > 1:
-                plgpu.barrier_arrive(self.empty.at[self.previous_slot(slot)])
-            if not below and not self.lends:
-                plgpu.barrier_arrive(self.empty.at[slot])
-            for index, (first_row, _) in enumerate(self.subtiles):
-                if first_row == row:
-                    part = self.round_part(tile, index, value, wg)
-                    self.store_part(tile, index, part, wg, stage=slot)
-
-    def take_back(self, slot: jax.Array) -> None:
-        """Releases the stage before ``slot`` once the stores that it was lent to have been read."""
-        since = len(self.subtiles) - 1 - self.lent_stores[-1]
-        plgpu.wait_smem_to_gmem(since, wait_read_only=True)
-        plgpu.barrier_arrive(self.empty.at[self.previous_slot(slot)])
-
-    def consume_overlapped(self, slot: jax.Array, wg: jax.Array) -> None:
+    def consume_overlapped(self, wg: jax.Array) -> None:
         """All tiles, each stored, rounded and held in registers, while the next is computed."""
         zero = jnp.int32(0)
         dtype = self.operands.y.dtype
@@ -431,7 +248,7 @@ class _Worker:
             )
             for _ in self.subtiles
         )
-        state = (slot, jnp.bool_(False), (zero,) * 4, parts)
+        state = (zero, jnp.bool_(False), (zero,) * 4, parts)
         _, pending, last, parts = self.loop.run(
             lambda tile, state: self.compute_tile_overlapped(tile, state, wg), state
         )
@@ -460,7 +277,6 @@ class _Worker:
 
         def scope(acc: Any) -> Any:
             addends: list[jax.Array] = []
-            self.wait_turn(wg)
             end, done = slot, 0
             if steps.first_store:
                 end, done = self.multiply(acc, 0, 0, end, wg, look_up), 1
@@ -486,22 +302,12 @@ class _Worker:
             end = self.multiply(acc, done, self.k_steps, end, wg)
             value = self.finish_product(acc, tile, end)
             rounded = [
-                self.round_part(tile, i, value[row : row + WGMMA_ROWS], wg, addends)
-                for i, (row, _) in enumerate(self.subtiles)
+                self.round_part(tile, i, value, wg, addends) for i, _ in enumerate(self.subtiles)
             ]
             return end, tuple(rounded)
 
         end, rounded = pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
         return end, jnp.bool_(True), (tile.step, tile.m, tile.n, tile.chunk), rounded
-
-    def wait_turn(self, wg: jax.Array) -> None:
-        """Until the warpgroup before is some k steps into this tile."""
-        if self.staggers:
-            pl.when(wg > 0)(lambda: plgpu.barrier_wait(self.turn.at[wg - 1]))
-
-    def pass_turn(self, wg: jax.Array) -> None:
-        last = self.config.warpgroups - 1
-        pl.when(wg < last)(lambda: plgpu.barrier_arrive(self.turn.at[wg]))
 
     def multiply(
         self,
@@ -520,9 +326,6 @@ class _Worker:
         def step(k: jax.Array, slot: jax.Array) -> jax.Array:
             return self.multiply_step(acc, k, slot, wg)
 
-        turn = self.config.stagger
-        if self.staggers and begin <= turn < end:  # needs a step of its own
-            slot, begin = self.multiply(acc, begin, turn, slot, wg, lambda: None), turn + 1
         if begin < end:
             slot = lax.fori_loop(jnp.int32(begin), jnp.int32(end), step, slot)
         if beside is None:
@@ -539,16 +342,19 @@ class _Worker:
         slot: jax.Array,
         wg: jax.Array,
         beside: Callable[[], None] | None = None,
-        first: jax.Array | int = 0,
     ) -> jax.Array:
-        """One k step; ``beside`` runs while the tensor cores are at it. ``first`` is the tile's."""
-        config = self.config
+        """One k step; ``beside`` runs while the tensor cores are at it."""
+        config, operands = self.config, self.operands
+        rows, columns = config.part
+        wg_rows = pl.ds(wg * rows, rows) if config.split == "m" else slice(None)
+        wg_columns = pl.ds(wg * columns, columns) if config.split == "n" else slice(None)
         plgpu.barrier_wait(self.full.at[slot])
-        plgpu.wgmma(acc, *self.factors(slot, wg, 0, config.part[0]))
+        x, w = self.x_smem.at[slot], self.w_smem.at[slot]
+        x = x.at[:, wg_rows].transpose((1, 0)) if operands.x_transposed else x.at[wg_rows, :]
+        w = w.at[wg_columns, :].transpose((1, 0)) if operands.w_transposed else w.at[:, wg_columns]
+        plgpu.wgmma(acc, x, w)
         if beside is not None:
             beside()
-        if self.staggers and isinstance(k, int) and k == config.stagger:
-            self.pass_turn(wg)
         plgpu.wgmma_wait(config.in_flight)
         if config.in_flight == 0:
             plgpu.barrier_arrive(self.empty.at[slot])
@@ -559,30 +365,16 @@ class _Worker:
 
         # The stage before a tile's first belongs to the tile before, which released it.
         if not isinstance(k, int):
-            pl.when(k > first)(release)
+            pl.when(k > 0)(release)
         elif k > 0:
             release()
         return self.next_slot(slot)
 
-    def factors(self, slot: jax.Array, wg: jax.Array, row: int, height: int) -> tuple[Any, Any]:
-        """What of a stage is multiplied for ``height`` rows of a warpgroup's part, from ``row``."""
-        config, operands = self.config, self.operands
-        rows, columns = config.part
-        at_rows = pl.ds((wg * rows if config.split == "m" else 0) + row, height)
-        at_columns = pl.ds(wg * columns, columns) if config.split == "n" else slice(None)
-        x, w = self.x_smem.at[slot], self.w_smem.at[slot]
-        x = x.at[:, at_rows].transpose((1, 0)) if operands.x_transposed else x.at[at_rows, :]
-        w = w.at[at_columns, :].transpose((1, 0)) if operands.w_transposed else w.at[:, at_columns]
-        return x, w
-
-    def wait_for_addend(self, tile: tile_loop.Tile) -> None:
+    def finish_product(self, acc: Any, tile: tile_loop.Tile, slot: jax.Array) -> jax.Array:
+        """The accumulator once its products have completed; ``slot`` is the one after the last."""
         waits = self.operands.addend is not None and not self.operands.addends_ahead
         if waits and self.loop.before_addend is not None:
             self.loop.before_addend(tile)
-
-    def finish_product(self, acc: Any, tile: tile_loop.Tile, slot: jax.Array) -> jax.Array:
-        """The accumulator once its products have completed; ``slot`` is the one after the last."""
-        self.wait_for_addend(tile)
         value = plgpu.wgmma_accumulator_load(acc)
         if self.config.in_flight:
             plgpu.barrier_arrive(self.empty.at[self.previous_slot(slot)])
@@ -620,7 +412,7 @@ class _Worker:
             found: list[jax.Array] = []
 
             def keep(ref: Any) -> None:
-                found.append(_load(ref))
+                found.append(plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False))
 
             for index, _ in enumerate(self.subtiles):
                 addend_at(jnp.int32(0), self.on_part(keep, index, wg))
@@ -642,10 +434,9 @@ class _Worker:
         wg: jax.Array,
         addends: Sequence[jax.Array] = (),
     ) -> jax.Array:
-        """One output store's values, of those of its rows: addends and transform in float32, then
-        one rounding."""
-        _, column = self.subtiles[index]
-        part = value[:, column : column + self.store_columns]
+        """One output store's values: addends and transform in float32, then one rounding."""
+        row, column = self.subtiles[index]
+        part = value[row : row + WGMMA_ROWS, column : column + self.store_columns]
         load = self.on_part(functools.partial(self.load_addend, wg=wg), index, wg)
         if addends:
             part += addends[index].astype(jnp.float32)
@@ -681,32 +472,23 @@ class _Worker:
         part: jax.Array,
         wg: jax.Array,
         only_if: jax.Array | None = None,
-        stage: jax.Array | None = None,
-        in_slots: bool = False,
     ) -> None:
-        """Starts one output store, once the store that used its buffer before has been read.
-
-        With ``stage`` some go through that stage's x, which no product of this warpgroup needs
-        more. ``in_slots``: none is lent, and a slot may be in use by whatever store.
-        """
-        buffer = index % self.config.epilogue_slots if in_slots else self.buffers[index]
-        if buffer < self.config.epilogue_slots:
-            smem = self.y_smem.at[wg, buffer]
-        else:
-            row = wg * self.config.part[0] + (buffer - self.config.epilogue_slots) * WGMMA_ROWS
-            smem = self.x_rows.at[stage, pl.ds(row, WGMMA_ROWS)]
+        """Starts one output store, once the store that used its slot before has been read."""
+        slots = self.config.epilogue_slots
+        smem = self.y_smem.at[wg, index % slots]
         direct = self.operands.direct
         if not direct:
-            since = 0 if in_slots else self.stores_since(index)
-            plgpu.wait_smem_to_gmem(since, wait_read_only=True)
+            plgpu.wait_smem_to_gmem(self.stores_since(index), wait_read_only=True)
             smem[...] = part
             plgpu.commit_smem()
 
         def put(ref: Any) -> None:
             if not direct:
                 plgpu.copy_smem_to_gmem(smem, ref)
+            elif hasattr(plgpu, "store"):  # JAX 0.12, which calls a store of half sectors slow
+                plgpu.store(ref, part, optimized=False)
             else:
-                _store(part, ref)
+                ref[...] = part
 
         def send() -> None:
             to_place = self.on_part(put, index, wg)
@@ -721,25 +503,14 @@ class _Worker:
             pl.when(only_if)(send)
 
     def stores_since(self, index: int) -> int:
-        """Output stores begun since the one that used this part's buffer before."""
-        buffers, count = self.buffers, len(self.subtiles)
-        return next(n for n in range(count) if buffers[(index - 1 - n) % count] == buffers[index])
+        """Output stores begun, at least, since the one that used this part's slot before."""
+        count, slots = len(self.subtiles), self.config.epilogue_slots
+        if index >= slots:
+            return slots - 1
+        last = max(range(index, count, slots))  # of the tile before
+        return min(count - last + index, slots) - 1
 
     def signal(self, tile: tile_loop.Tile) -> None:
         if self.loop.after_tile is not None:
             plgpu.wait_smem_to_gmem(0)
             self.loop.after_tile(tile)
-
-
-def _store(part: jax.Array, ref: Any) -> None:
-    """Stores values of an accumulator from registers to GMEM."""
-    if hasattr(plgpu, "store"):  # JAX 0.12, which calls a store of half sectors slow
-        _untyped.store(ref, part, optimized=False)
-    else:
-        ref[...] = part
-
-
-def _load(ref: Any) -> jax.Array:
-    """Loads values from GMEM to registers, as an accumulator has them."""
-    found: jax.Array = plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False)
-    return found

@@ -172,8 +172,6 @@ def scratch(operands: Operands, config: MatmulConfig, flat_views: bool = True) -
         ),
         "full": plgpu.Barrier(num_arrivals=2, num_barriers=config.stages),
     }
-    if config.stagger and config.warpgroups > 1:
-        found["turn"] = plgpu.Barrier(num_barriers=config.warpgroups - 1)
     if operands.addend is not None and not operands.addends_ahead:
         dtype = operands.addend.dtype
         itemsize = jnp.dtype(dtype).itemsize

@@ -207,18 +207,5 @@ def signal_flag(flags: Any, index: jax.Array | int, value: int = 1) -> None:
     signal(flags.at[pl.ds(index, 1)])
 
 
-def publish() -> None:
-    """Makes what all threads of the warpgroup have stored precede a signal by one of them."""
-
-    @plgpu.inline_mgpu()
-    def emit(ctx: Any) -> None:
-        del ctx
-        mgpu_utils.inline_ptx("fence.proxy.async.global;", has_side_effects=True)
-        mgpu_utils.inline_ptx("fence.acq_rel.sys;", has_side_effects=True)
-        mgpu_utils.warpgroup_barrier()
-
-    emit()
-
-
 def _i32(value: int | jax.Array) -> jax.Array:
     return jnp.asarray(value, jnp.int32)

@@ -32,7 +32,6 @@ from syncopate_jax.backends.rank_table import Ahead, Get
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.kernel.loop import Use
 from syncopate_jax.options import Launch
-from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu
 from syncopate_jax.pallas_kernels.tile_loop_mosaic_gpu import Tile, TileLoop
 
 CTA_AXIS = "cta"
@@ -270,7 +269,7 @@ class _Cta:
 
         def after_tile(tile: Tile) -> None:
             if self.kernel.direct:
-                tile_loop_mosaic_gpu.publish()
+                gpu_signals.publish()
             known = tile.known and tile.known.signals
             signals.signal_all(table, layout.signals, tile.chunk, known)
 

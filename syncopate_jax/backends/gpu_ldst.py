@@ -12,11 +12,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from syncopate_jax.backends import gpu_signals
 from syncopate_jax.backends.gpu_buffers import box_of
 from syncopate_jax.backends.gpu_copy import Part, Piece
 from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.errors import UnsupportedError
-from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu
 
 THREADS = 128  # of a warpgroup
 ACCESS_BYTES = 16  # the widest access of a thread
@@ -105,4 +105,4 @@ class LdstMover:
             part.src(number, copy)
 
         lax.fori_loop(jnp.int32(0), part.steps, step, None)
-        tile_loop_mosaic_gpu.publish()
+        gpu_signals.publish()

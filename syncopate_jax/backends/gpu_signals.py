@@ -115,6 +115,19 @@ def fence() -> None:
     emit()
 
 
+def publish() -> None:
+    """Makes what all threads of the warpgroup have stored precede a signal by one of them."""
+
+    @plgpu.inline_mgpu()
+    def emit(ctx: Any) -> None:
+        del ctx
+        mgpu_utils.inline_ptx("fence.proxy.async.global;", has_side_effects=True)
+        mgpu_utils.inline_ptx("fence.acq_rel.sys;", has_side_effects=True)
+        mgpu_utils.warpgroup_barrier()
+
+    emit()
+
+
 def be_late(most_us: int, number: Any) -> None:
     """Holds the warpgroup for up to ``most_us`` microseconds, for development.
 

@@ -21,7 +21,6 @@ from syncopate_jax.backends.gpu_greeting import Greeting
 from syncopate_jax.backends.gpu_kernel import FusedKernel
 from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.backends.rank_table import Lists, Section
-from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu
 
 Fault = Callable[[], contextlib.AbstractContextManager[Any]]
 VICTIM = 1  # the rank whose table is changed
@@ -150,7 +149,7 @@ def signal_before_landing() -> Iterator[None]:
 
     with (
         mock.patch.object(plgpu, "wait_smem_to_gmem", wait),
-        mock.patch.object(tile_loop_mosaic_gpu, "publish", lambda: None),
+        mock.patch.object(gpu_signals, "publish", lambda: None),
     ):
         yield
 

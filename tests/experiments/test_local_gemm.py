@@ -1,4 +1,3 @@
-import argparse
 import json
 
 import jax.numpy as jnp
@@ -6,9 +5,8 @@ import numpy as np
 import pytest
 
 from experiments.common import check, results, shapes, timing
-from experiments.local_gemm import run, sweep
-from syncopate_jax.pallas_kernels import matmul_mosaic_gpu as kernel
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import Limits, MatmulConfig
+from experiments.local_gemm import run
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 
 
 @pytest.mark.parametrize("chunks", run.CHUNKS)
@@ -55,49 +53,3 @@ def test_the_script_checks_times_and_writes_tiny_products(tmp_path):
     assert row["name"] == "tiny/ragged"
     assert row["errors_before"]["natural"][0] < check.MEAN_LIMIT
     assert head["summary"]["speedup_min"] == row["speedup"]
-
-
-def test_a_sweep_measures_its_choice_again(monkeypatch):
-    monkeypatch.setattr(kernel, "matmul", lambda x, w, config: x @ w)
-    monkeypatch.setattr(Limits, "of", classmethod(lambda cls, device, **_: cls(5, 232448)))
-    monkeypatch.setattr(sweep, "IDLE_SECONDS", 0.0)
-    monkeypatch.setattr(sweep, "BLOCK_MS", 0.0)
-    gemm = shapes.Gemm("tiny", 256, 64, 1536)
-    row = sweep.search(gemm, argparse.Namespace(without=["stagger"], rounds=1))
-    names = set(row["search"]["busy"])
-    assert {"xla", "tuned", "128x256 split", "256x192 split"} <= names
-    assert not any("stagger" in name for name in names)
-    assert set(row["again"]["bursts"]) == {"xla", "tuned", row["winner"]}
-    assert row["wrong"] == {} and row["errors"]["xla"][0] < check.MEAN_LIMIT
-    found = sweep.summary([row, {"ended": 0}])
-    assert found["busy winner"] == {
-        "geomean": row["speedup"]["busy"], "least": row["speedup"]["busy"], "shapes": 1,
-    }  # fmt: skip
-
-
-def test_a_wrong_candidate_is_named_and_left_out(monkeypatch):
-    def product(x, w, config):
-        return jnp.zeros_like(x @ w) if config.split_last else x @ w
-
-    monkeypatch.setattr(kernel, "matmul", product)
-    monkeypatch.setattr(Limits, "of", classmethod(lambda cls, device, **_: cls(5, 232448)))
-    monkeypatch.setattr(sweep, "IDLE_SECONDS", 0.0)
-    monkeypatch.setattr(sweep, "BLOCK_MS", 0.0)
-    gemm = shapes.Gemm("tiny", 256, 64, 1536)
-    row = sweep.search(gemm, argparse.Namespace(without=["stagger"], rounds=1))
-    assert set(row["wrong"]) == {"128x256 split", "256x192 split"}
-    assert "rows are wrong by" in row["wrong"]["256x192 split"]
-    assert not set(row["wrong"]) & set(row["search"]["busy"])
-
-
-def test_what_a_sweep_chose_is_adopted(tmp_path, monkeypatch):
-    tuned = tmp_path / "configs" / sweep.config_module.TUNED_FILE
-    tuned.parent.mkdir()
-    kept = {"m": 1, "n": 2, "k": 3, "config": {"k_snake": 8}}
-    tuned.write_text(json.dumps({"H": [kept, {"m": 4, "n": 5, "k": 6, "config": {}}], "other": []}))
-    monkeypatch.setattr(sweep.config_module, "__file__", str(tuned.with_name("module.py")))
-    chosen = {"m": 4, "n": 5, "k": 6, "config": {"stagger": 2}}
-    rows = [{**chosen, "winner": "128x256 stagger"}, {"ended": 0}]
-    results.write(tmp_path / "swept.json", {"device": "1x H"}, rows)
-    sweep.main(["--adopt", str(tmp_path / "swept.json")])
-    assert json.loads(tuned.read_text()) == {"H": [kept, chosen], "other": []}

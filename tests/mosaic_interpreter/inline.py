@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from syncopate_jax.backends import gpu_greeting, gpu_signals
-from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu
 from tests.mosaic_interpreter.machine import Warpgroup
 from tests.mosaic_interpreter.memory import Buffer
 from tests.mosaic_interpreter.views import learn
@@ -78,7 +77,7 @@ MEANINGS: dict[str, Meaning] = {
     f"{made.__module__}.{made.__qualname__}": meaning
     for made, meaning in (
         (gpu_signals.fence, fence),
-        (tile_loop_mosaic_gpu.publish, publish),
+        (gpu_signals.publish, publish),
         (gpu_signals.be_late, be_late),
         (gpu_greeting.open_door, open_door),
         (gpu_greeting.shut_door, shut_door),

@@ -14,7 +14,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from syncopate_jax.backends import gpu_signals
-from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu
 from tests.mosaic_interpreter import versions
 from tests.mosaic_interpreter.run import RaceFound, interpreted, run_checked
 from tests.mosaic_interpreter.turns import DeadlockFound, Turns
@@ -66,7 +65,7 @@ def wait(counters: Any, count: int = 1) -> None:
 
 def exchange(x: Any, y: Any, counters: Any, device: Any) -> None:
     put(x, y, device)
-    tile_loop_mosaic_gpu.publish()
+    gpu_signals.publish()
     signal(counters, device)
     wait(counters)
 
@@ -167,7 +166,7 @@ def test_a_wait_brings_what_its_count_needs_and_no_more() -> None:
         wg = lax.axis_index("wg")
         half = pl.ds(wg * (ROWS // 2), ROWS // 2)
         plgpu.remote_ref(y, other(device)).at[half][...] = x[half, :]
-        tile_loop_mosaic_gpu.publish()
+        gpu_signals.publish()
         signal(counters, device)
         pl.when(wg == 0)(lambda: wait(counters, 1))
 
@@ -183,7 +182,7 @@ def test_all_ctas_run_at_once() -> None:
         @pl.when(jnp.logical_not(first))
         def _() -> None:
             put(x, y, device)
-            tile_loop_mosaic_gpu.publish()
+            gpu_signals.publish()
             signal(counters, device)
 
     x, y = run(body, grid=(2,), grid_names=("cta",))

@@ -241,9 +241,6 @@ LOWERED = {
     "scheduled": (BASE, (8192, 4096, 3584), {"scheduled": True}),
     "scheduled_with_flags": (BASE, (8192, 4096, 3584), {"scheduled": True, "flags": True}),
     "tiny": (BASE, (3, 8, 64), {}),
-    "stagger": (MatmulConfig(stagger=2), (8192, 4096, 3584), {}),
-    "split_last": (MatmulConfig(split_last=True), (8192, 2048, 3584), {}),
-    "split_last_and_a_wave": (MatmulConfig(split_last=True), (8192, 2048, 16384), {}),
 }
 
 

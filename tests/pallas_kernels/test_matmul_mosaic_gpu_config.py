@@ -24,8 +24,6 @@ def test_fit_takes_as_many_stages_as_there_is_room_for():
     assert fitted.shared_memory(BF16, BF16) <= H200.shared_memory
     with_addend = config.fit(H200.shared_memory, BF16, BF16, F32)
     assert with_addend.stages == 3
-    staggered = dataclasses.replace(config, stagger=2).fit(H200.shared_memory, BF16, BF16, F32)
-    assert (staggered.stagger, staggered.problem()) == (1, None)
 
 
 def test_fit_says_what_two_stages_need():
@@ -73,7 +71,6 @@ PROBLEMS = [
         r"epilogue_n=128 must be one of \(16, 32, 64\), and divide the 192 col",
     ),
     (dict(stages=1), r"stages=1 must exceed in_flight=1"),
-    (dict(stages=3, stagger=2), r"stagger=2 needs 4 stages, one of .*; there are 3"),
     (dict(split="n", warpgroups=3), r"part of the 128x256 tile is 128x85"),
 ]
 
