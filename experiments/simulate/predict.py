@@ -54,9 +54,12 @@ def call(found: Machine, problem: Problem, ranks: int, options: Options) -> Pred
 def seconds(found: Machine, row: Timed) -> float:
     """What the clock should have shown for a measured row."""
     label = next(iter(problems.choices(row.problem))) if row.label == "xla" else row.label
-    options = Options(**problems.options(label), tiles=measured.TILES[row.file])
+    run = measured.BY_FILE[row.file]
+    options = Options(**problems.options(label), tiles=run.tiles)
     one = call(found, row.problem, RANKS, options)
     device = one.unfused if row.label == "xla" else one.fused
+    if row.label != "xla" and options.backend != "copy_engine":
+        device += run.barrier
     if row.inside:
         return measured.inside(found, device, row.problem, row.calls)
     return found.timed(device, found.host_exchange, row.calls)

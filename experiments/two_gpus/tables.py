@@ -1,10 +1,8 @@
-"""The tables of this folder's README from result files: problems, those inside programs, aims.
+"""The tables of this folder's README from a result file: problems, those inside programs, aims.
 
-Run from the repository's root. The first file is the one that is told of; of the others only rivals
-in processes of their own are taken, as shares of the product that the same process timed::
+Run from the repository's root::
 
-  python -m experiments.two_gpus.tables \\
-    experiments/results/two_gpus_h200{,_third,_second,_first}.json
+  python -m experiments.two_gpus.tables experiments/results/two_gpus_h200.json
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.two_gpus.measure import REPEATS
+from experiments.two_gpus.problems import BARRIER
 
 MANY = f"{REPEATS} x "
 LARGE_M = (4096, 8192)
@@ -37,7 +36,7 @@ Key = tuple[str, int, int, int]
 
 
 def key(row: Row) -> Key:
-    """What makes two rows of different files the same problem."""
+    """What makes rows of two stages the same problem."""
     return row["operator"], row["m"], row["k"], row["n"]
 
 
@@ -46,7 +45,7 @@ class Found:
     """One problem's row.
 
     Attributes:
-      rivals: least time by stage, as a share of the product in the rival's own process.
+      rivals: least microseconds by stage, of a process of its own in the same run.
     """
 
     row: Row
@@ -72,10 +71,16 @@ class Found:
 
     @property
     def inside(self) -> dict[str, float] | None:
-        """Microseconds a call of ours, XLA, the product and the exchange, amid a program."""
+        """Microseconds a call of ours, XLA, the product and the exchange, amid a program.
+
+        ``barrier``: of ours with XLA's barrier in place of a greeting.
+        """
         if "best_inside" not in self.row:
             return None
-        labels = {"ours": self.row["best_inside"]}
+        best = self.row["best_inside"]
+        labels = {"ours": best}
+        if f"{MANY}{best} {BARRIER}" in self.us:
+            labels["barrier"] = f"{best} {BARRIER}"
         labels |= {name: name for name in ("xla", "gemm", "exchange") if MANY + name in self.us}
         return {name: self.us[MANY + label] / REPEATS for name, label in labels.items()}
 
@@ -84,17 +89,15 @@ class Found:
         return min((t for label, t in self.us.items() if label.startswith("jax ")), default=None)
 
 
-def read(paths: Sequence[pathlib.Path]) -> list[Found]:
-    """The first file's problems, with the rivals of all."""
-    files = [json.loads(path.read_text())["rows"] for path in paths]
+def read(path: pathlib.Path) -> list[Found]:
+    """A file's problems, with the fastest of each rival."""
+    rows = json.loads(path.read_text())["rows"]
     rivals: dict[Key, dict[str, float]] = {}
-    for row in (row for rows in files for row in rows):
+    for row in rows:
         if row["stage"] in ("flagged", "torch") and row.get("median_us"):
-            times = row["median_us"]
-            least = min(time for label, time in times.items() if label != "gemm") / times["gemm"]
-            known = rivals.setdefault(key(row), {})
-            known[row["stage"]] = min(least, known.get(row["stage"], least))
-    speed = [row for row in files[0] if row["stage"] == "speed" and row.get("best")]
+            times = [time for label, time in row["median_us"].items() if label != "gemm"]
+            rivals.setdefault(key(row), {})[row["stage"]] = min(times)
+    speed = [row for row in rows if row["stage"] == "speed" and row.get("best")]
     return [Found(row, rivals.get(key(row), {})) for row in speed]
 
 
@@ -111,7 +114,7 @@ def problem_rows(found: Sequence[Found]) -> Iterator[list[str]]:
         for one in sorted((f for f in found if f.operator == operator), key=_size):
             us = one.us
             gap = one.row["gap_closed"]
-            shares = [one.rivals.get(stage) for stage in ("flagged", "torch")]
+            rivals = [one.rivals.get(stage) for stage in ("flagged", "torch")]
             yield [
                 operator,
                 "x".join(str(one.row[letter]) for letter in "mkn"),
@@ -123,7 +126,7 @@ def problem_rows(found: Sequence[Found]) -> Iterator[list[str]]:
                 f"{one.ours / us['gemm']:.2f}",
                 f"{gap:.0%}" if gap is not None else "",
                 f"{one.jax:.0f}" if one.jax else "",
-                *(f"{share:.2f}" if share else "" for share in shares),
+                *(f"{rival:.0f}" if rival else "" for rival in rivals),
             ]
 
 
@@ -139,8 +142,10 @@ def inside_rows(found: Sequence[Found]) -> Iterator[list[str]]:
                     one.row["best_inside"],
                     f"{times['xla']:.0f}",
                     f"{times['gemm']:.0f}",
+                    f"{times['exchange']:.0f}",
                     f"{times['xla'] / times['ours']:.2f}",
                     f"{times['ours'] / times['gemm']:.2f}",
+                    f"{times['barrier']:.0f}" if "barrier" in times else "",
                     f"{one.us['xla'] / one.ours:.2f}",
                 ]
 
@@ -211,11 +216,9 @@ def _to_bound(one: Found) -> float:
 
 
 def _mixed_to_gemm(one: Found, bound: bool) -> float:
-    """In a program, if it was timed there; of the product alone in runs without exchanges there."""
+    """In a program, if it was timed there."""
     if one.inside:
-        least = one.inside["gemm"]
-        if bound:
-            least = max(least, one.inside.get("exchange", 0.0))
+        least = max(one.inside["gemm"], one.inside["exchange"]) if bound else one.inside["gemm"]
         return one.inside["ours"] / least
     return _to_bound(one) if bound else _to_gemm(one)
 
@@ -227,8 +230,8 @@ def _mixed_gap(one: Found) -> float:
 
 
 def _times_faster(found: Iterable[Found], stage: str) -> list[float]:
-    """How much less of its own product's time ours takes than a rival of the rival's."""
-    return [one.rivals[stage] / _to_gemm(one) for one in found if stage in one.rivals]
+    """A rival's time over ours, where it was timed in a process of its own."""
+    return [one.rivals[stage] / one.ours for one in found if stage in one.rivals]
 
 
 def _verdict(alone: bool, inside: bool) -> str:
@@ -242,15 +245,15 @@ PROBLEM_HEADS = (
     "flagged", "PyTorch",
 )  # fmt: skip
 INSIDE_HEADS = (
-    "Operator", "M x K x N", "ours", "by", "XLA", "gemm", "faster than XLA", "to gemm",
-    "alone, faster than XLA",
+    "Operator", "M x K x N", "ours", "by", "XLA", "gemm", "exchange", "faster than XLA", "to gemm",
+    "ours with a barrier", "alone, faster than XLA",
 )  # fmt: skip
 AIM_HEADS = ("Aim", "Alone", "In a program where timed so", "")
 
 
-def main(paths: Sequence[str]) -> str:
+def main(path: str) -> str:
     """All three tables."""
-    found = read([pathlib.Path(path) for path in paths])
+    found = read(pathlib.Path(path))
     return "\n\n".join((
         table(PROBLEM_HEADS, problem_rows(found)),
         table(INSIDE_HEADS, inside_rows(found)),
@@ -259,4 +262,4 @@ def main(paths: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    print(main(sys.argv[1:]))
+    print(main(*sys.argv[1:]))

@@ -36,8 +36,8 @@ class Machine:
       copy_engine_latency: of a copy that no multiprocessor makes.
       copy_unit_cta_bandwidth: one CTA's copies by the copy unit.
       load_store_cta_bandwidth, load_store_bandwidth: one CTA's, and all CTAs' loads and stores.
-      call_seconds: on the device, beside a kernel that talks to peers: addresses, cleared counters
-        and a barrier, which are kernels of their own.
+      call_seconds: on the device, beside a kernel that talks to peers: addresses and cleared
+        counters, which are kernels of their own.
       copier_seconds: start and end of a kernel that only copies.
       collective_seconds, collective_bandwidth, all_reduce_bandwidth, all_to_all_bandwidth: start
         and rate of XLA's collectives, by what a device receives; an all-reduce, which does so

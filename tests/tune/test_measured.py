@@ -13,7 +13,7 @@ from syncopate_jax.tune import measured
 from syncopate_jax.tune.measured import XLA, Choice, Problem
 
 DEVICE = "NVIDIA H200"
-SCATTER = Problem("bmk,kn", "reduce_scatter", "out", "", "m", 2, 8192, 7168, 4096)
+SCATTER = Problem("bmk,kn", "reduce_scatter", "out", "", "m", 2, 4096, 14336, 8192)
 
 
 def test_a_measured_problem_takes_its_choice() -> None:
@@ -23,8 +23,8 @@ def test_a_measured_problem_takes_its_choice() -> None:
 
 
 def test_a_problem_that_is_like_a_measured_one_takes_the_nearest_choice() -> None:
-    assert measured.choose(replace(SCATTER, m=7168), DEVICE).backend == "tma_dedicated"
-    assert measured.choose(replace(SCATTER, m=5120), DEVICE).backend == "tma_colocated"
+    assert measured.choose(replace(SCATTER, m=5120), DEVICE).backend == "tma_dedicated"
+    assert measured.choose(replace(SCATTER, m=7168), DEVICE).backend == "tma_colocated"
 
 
 def test_a_measured_problem_that_tiles_cut_takes_its_choice_and_what_is_like_it_none() -> None:
