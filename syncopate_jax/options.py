@@ -11,7 +11,6 @@ from syncopate_jax.errors import InputError
 
 MOST_LATE_US = 1_000_000
 ORDERS = ("natural", "grouped", "snake")
-FLAGS = ("write", "copy", "copy_beside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +30,6 @@ class Launch:
       device_barrier: XLA's barrier between devices comes before a kernel that talks to peers; else
         ranks greet each other inside it, beside its first tiles (not with ``ldst_colocated`` or
         ``watchdog_us``, which have the barrier).
-      flag: what tells a kernel on a GPU that the copy engine brought a chunk, always behind its
-        data: ``write``, a stream write; ``copy``, one pinned word copied on the same stream;
-        ``copy_beside``, that copy on a stream of flags, behind an event, so that the next chunk
-        does not wait for it. Backend ``copy_engine`` alone has such flags.
     """
 
     sms: int | None = None
@@ -43,7 +38,6 @@ class Launch:
     late_us: int = 0
     folded: bool = False
     device_barrier: bool = False
-    flag: str = "write"
 
     def __post_init__(self) -> None:
         for name, least, optional in (
@@ -68,8 +62,6 @@ class Launch:
             given = getattr(self, name)
             if not isinstance(given, bool):
                 raise InputError(f"launch: {name} needs True or False, found {given!r}")
-        if self.flag not in FLAGS:
-            raise InputError(f"launch: flag needs one of {', '.join(FLAGS)}, found {self.flag!r}")
 
     def ctas(self, ranks: int) -> int:
         """CTAs of a rank; raises InputError while ``sms`` is not known."""

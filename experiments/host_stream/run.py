@@ -1,9 +1,8 @@
 """Host streaming: a matrix product beside the copy of its operand from pinned host memory.
 
 Checks values first, then times, in one run: the streamed product, its copy alone, its kernel alone,
-and one after the other, ours and XLA's; in every way that a chunk can be announced, cut and begun.
-Needs one Hopper GPU. A line of JSON a variant; ``--out``
-writes them to a file::
+and one after the other, ours and XLA's; in equal chunks, and in those that the rates ask for. Needs
+one Hopper GPU. A line of JSON a variant; ``--out`` writes them to a file::
 
   python -m experiments.host_stream.run --pause 0.02 --out experiments/results/host_stream.json
 """
@@ -27,24 +26,17 @@ import numpy as np
 from experiments.common import lowering, processes, results
 from syncopate_jax.native import copies
 from syncopate_jax.ops import stream_matmul as op
-from syncopate_jax.ops.stream_chunks import Arrival, Pace, chunk_bounds
-from syncopate_jax.options import FLAGS
+from syncopate_jax.ops.stream_chunks import Pace, Rates, chunk_bounds
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 
 SHAPE, TINY = (8192, 4096, 14336), (512, 128, 256)  # M, K, N
 CONFIG = MatmulConfig()
-GAPS = (4.2e-6, 2e-6)  # seconds a chunk that sizes are made for
-HOT = 0.94  # of the usual product rate: sizes that suit a warmer GPU
-STARTS: dict[str, dict[str, bool]] = {
-    "early": {"early": True},
-    "early, own first": {"early": True, "own_first": True},
-}
+WAYS: dict[str, int | None] = {"16 chunks": 16, "paced": None}  # None: sized by the rates
 CALLS, SETS = 20, 2
 WORST = 5e-3  # relative error that bf16 operands and results explain
 Times = dict[str, list[float]]
 Todo = dict[str, tuple[Callable[..., jax.Array], tuple[int, ...], bool]]
-Chunks = int | None
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -54,7 +46,6 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--check-only", action="store_true", help="compare values, time nothing")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--pause", type=float, default=0.0, help="idle seconds before each block")
-    parser.add_argument("--flags", nargs="+", choices=FLAGS, default=FLAGS)
     parser.add_argument("--tiny", action="store_true", help="a tiny product, without a GPU")
     parser.add_argument("--lower", action="store_true", help="lower the programs, without a GPU")
     args = parser.parse_args(argv)
@@ -67,7 +58,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         wt = jnp.asarray(w.T)
         sets.append((x, w, jax.device_put(x, host), wt, jax.device_put(wt, host)))
     jax.block_until_ready(sets)
-    todo = variants((m, k, n), args.flags, args.tiny)
+    todo = variants((m, k, n), args.tiny)
     if args.lower:
         for name, (function, takes, _) in todo.items():
             processes.emit(lowering.lowered(name, function, [sets[0][i] for i in takes]))
@@ -82,10 +73,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     memory = in_use(device)
     times, cost = measure(sides, sets, args.rounds, args.pause)
     check(sides, sets)
-    cut = {
-        f"stream x, {name}": np.diff(bounds_of((m, k, n), *way)).tolist()
-        for name, way in ways(args.flags).items()
-    }
+    cut = {f"stream x, {way}": np.diff(bounds_of((m, k, n), way)).tolist() for way in WAYS}
     rows = [
         {
             "variant": name,
@@ -132,33 +120,16 @@ class Side:
     product: bool = True
 
 
-def ways(flags: Sequence[str]) -> dict[str, tuple[Chunks, Arrival]]:
-    """How an operand may come in: chunks (None: sized by the rates), and what announces them."""
-    found: dict[str, tuple[Chunks, Arrival]] = {}
-    for flag in flags:
-        found[f"16 chunks, {flag}"] = 16, Arrival(flag)
-        for gap in GAPS:
-            found[f"paced {gap * 1e6:g}, {flag}"] = None, Arrival(flag, gap=gap)
-        usual, paced = (Arrival(flag, gap=gap) for gap in GAPS)
-        hot = dataclasses.replace(usual, product=HOT * usual.product)
-        found[f"paced {GAPS[0] * 1e6:g} hot, {flag}"] = None, hot
-        for name, start in STARTS.items():
-            begun = dataclasses.replace(paced, **start)
-            found[f"paced {GAPS[-1] * 1e6:g}, {flag}, {name}"] = None, begun
-    return found
-
-
-def bounds_of(shape: Sequence[int], chunks: Chunks, arrival: Arrival) -> list[int]:
-    """Where the chunks of x start, in tiles, and the end."""
+def bounds_of(shape: Sequence[int], way: str) -> list[int]:
+    """Where the chunks of x start, in tiles, and the end; ``way`` is of ``WAYS``."""
     m, k, n = shape
-    tiles = CONFIG.tiles(m, n)
+    tiles, tile, chunks = CONFIG.tiles(m, n), (CONFIG.tile_m, CONFIG.tile_n), WAYS[way]
     if chunks is not None:
         return chunk_bounds(tiles[0], chunks)
-    tile = CONFIG.tile_m, CONFIG.tile_n
-    return Pace.of(arrival, tiles, tile, side=0, depth=k, itemsize=2, sms=_cores()).bounds()
+    return Pace.of(Rates(), tiles, tile, side=0, depth=k, itemsize=2, sms=_cores()).bounds()
 
 
-def variants(shape: Sequence[int], flags: Sequence[str], tiny: bool) -> Todo:
+def variants(shape: Sequence[int], tiny: bool) -> Todo:
     """Every variant by name: its function, which of the set it takes, and whether it multiplies."""
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="device")
     todo: Todo = {
@@ -166,32 +137,26 @@ def variants(shape: Sequence[int], flags: Sequence[str], tiny: bool) -> Todo:
         "copy x XLA": (lambda x: jax.device_put(x, device), (2,), False),
         "copy x then gemm XLA": (lambda x, w: jax.device_put(x, device) @ w, (2, 1), True),
     }
-    for name, (chunks, arrival) in ways(flags).items():
-        stream = functools.partial(op.stream_matmul, chunks=chunks, arrival=arrival)
-        todo[f"stream x, {name}"] = stream, (2, 1), True
-    for flag in flags:
-        for chunks in (1, 16):
-            todo[f"copy x, {chunks} chunks, {flag}"] = _copy_in(chunks, Arrival(flag)), (2,), False
+    one = _copy_in([0, shape[0] // CONFIG.tile_m])
+    todo["copy x, one chunk"] = one, (2,), False
+    for way, chunks in WAYS.items():
+        stream = functools.partial(op.stream_matmul, chunks=chunks)
+        todo[f"stream x, {way}"] = stream, (2, 1), True
+        todo[f"copy x, {way}"] = _copy_in(bounds_of(shape, way)), (2,), False
     if tiny:  # our kernels run on a GPU alone; the streamed product has another form on the CPU
         return todo
-    todo["copy x, 16 chunks, no flags"] = _copy_in(16, Arrival(), flags=False), (2,), False
-    for name, start in STARTS.items():
-        todo[f"copy x, 1 chunks, write, {name}"] = _copy_in(1, Arrival(**start)), (2,), False
-    todo["copy w, 1 chunks"] = _copy_in(1, Arrival()), (4,), False
 
     def gemm(x: jax.Array, w: jax.Array) -> jax.Array:
         return matmul_mosaic_gpu.matmul(x, w, config=CONFIG, num_sms=_cores())
 
     todo["gemm"] = gemm, (0, 1), True
-    todo["copy x then gemm"] = lambda x, w: gemm(_copy_in(1, Arrival())(x), w), (2, 1), True
-    for name, chunks in (("16 chunks", 16), ("paced 2", None)):
-        bounds = bounds_of(shape, chunks, Arrival(gap=GAPS[-1]))
-        ordered = functools.partial(_ordered, bounds=bounds)
-        todo[f"gemm in the order of {name}"] = ordered, (0, 1), True
-        stream = functools.partial(
-            op.stream_matmul, w_transposed=True, chunks=chunks, arrival=Arrival(flags[-1])
-        )
-        todo[f"stream w, {name}, {flags[-1]}"] = stream, (0, 4), True
+    todo["copy x then gemm"] = lambda x, w: gemm(one(x), w), (2, 1), True
+    todo["copy w, one chunk"] = _copy_in([0, shape[2] // CONFIG.tile_m]), (4,), False
+    for way, chunks in WAYS.items():
+        ordered = functools.partial(_ordered, bounds=bounds_of(shape, way))
+        todo[f"gemm in the order of {way}"] = ordered, (0, 1), True
+        stream = functools.partial(op.stream_matmul, w_transposed=True, chunks=chunks)
+        todo[f"stream w, {way}"] = stream, (0, 4), True
     return todo
 
 
@@ -211,16 +176,12 @@ def _cores() -> int:
     return int(getattr(jax.devices()[0], "core_count", None) or lowering.CORES)
 
 
-def _copy_in(chunks: int, arrival: Arrival, flags: bool = True) -> Callable[[jax.Array], jax.Array]:
-    """The streamed operand's copies, and nothing beside them."""
+def _copy_in(bounds: Sequence[int]) -> Callable[[jax.Array], jax.Array]:
+    """The streamed operand's copies, and nothing beside them; bounds of chunks in tiles of rows."""
 
     def copy(x: jax.Array) -> jax.Array:
-        bounds = chunk_bounds(x.shape[0] // CONFIG.tile_m, chunks)
-        call = op.stream_call(x.shape, x.dtype.itemsize, bounds, CONFIG.tile_m, 0, arrival)
+        call = op.stream_call(x.shape, x.dtype.itemsize, bounds, CONFIG.tile_m, 0)
         call = dataclasses.replace(call, joined=True)
-        if not flags:
-            unseen = tuple(dataclasses.replace(c, slot=-1) for c in call.copies)
-            call = dataclasses.replace(call, copies=unseen)
         type_ = jax.ShapeDtypeStruct(x.shape, x.dtype)
         (out,), raised = copies.start(call, jnp.zeros(2, jnp.int32), [x], [type_])
         return copies.join(out, raised, [])

@@ -29,8 +29,8 @@ from syncopate_jax.backends import triton_call
 from syncopate_jax.backends.triton_ordered import OrderedTriton
 from syncopate_jax.kernel.tiles import fewest_workers
 from syncopate_jax.ops import all_gather_matmul, matmul_reduce_scatter, stream_matmul
-from syncopate_jax.ops.stream_chunks import Arrival, chunk_bounds
-from syncopate_jax.options import FLAGS, Launch
+from syncopate_jax.ops.stream_chunks import chunk_bounds
+from syncopate_jax.options import Launch
 from syncopate_jax.pallas_kernels import matmul_triton
 from syncopate_jax.pallas_kernels.matmul_triton import MatmulConfig
 from syncopate_jax.runtime.folded import fold
@@ -47,7 +47,6 @@ CONFIGS = {
 USUAL = tuple(name for name, config in CONFIGS.items() if config.walks)
 TINY = (shapes.Gemm("tiny", 1024, 512, 1536),)
 CHUNKS = 8
-GAP = 3e-6  # seconds a chunk that streamed sizes are made for
 WORST = 5e-3  # relative error that bfloat16 operands and results explain
 AXIS = "ranks"
 
@@ -225,59 +224,41 @@ def gemm_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def stream_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The product beside the copy of x from pinned host memory; its parts alone."""
-    gemm, config = shapes.Gemm("stream", 8192, 4096, 14336), MatmulConfig()
-    device = jax.devices()[0]
-    sms = _cores()
+    gemm = TINY[0] if args.tiny else shapes.Gemm("stream", 8192, 4096, 14336)
+    config, device, sms = MatmulConfig(), jax.devices()[0], _cores()
     host = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
     here = jax.sharding.SingleDeviceSharding(device, memory_kind="device")
     sets = [operands(gemm, seed) for seed in range(2)]
     hosted = [jax.device_put(x, host) for x, _ in sets]
-    todo: dict[str, Any] = {
-        "copy, XLA": (lambda x: jax.device_put(x, here), hosted[:1]),
-        "gemm, XLA": (lambda x, w: x @ w, sets[0]),
-        "gemm": (local(gemm, config, sms), sets[0]),
+    streamed = [(x, w) for x, (_, w) in zip(hosted, sets, strict=True)]
+    stream = functools.partial(
+        stream_matmul.stream_matmul, target="triton", config=config, num_sms=sms
+    )
+    # What each is given, a tuple an input set.
+    versions: dict[str, tuple[Callable[..., jax.Array], list[tuple[jax.Array, ...]]]] = {
+        "copy, XLA": (lambda x: jax.device_put(x, here), [(x,) for x in hosted]),
+        "gemm, XLA": (lambda x, w: x @ w, sets),
+        "gemm": (local(gemm, config, sms), sets),
+        "stream, 16 chunks": (functools.partial(stream, chunks=16), streamed),
+        "stream, paced": (stream, streamed),
     }
-    for flag in args.flags:
-        for name, chunks, arrival in (
-            ("16 chunks", 16, Arrival(flag)),
-            ("22 chunks", 22, Arrival(flag)),
-            *(
-                (f"paced {share:g}", None, _paced(flag, share, early))
-                for share, early in ((1, False), (0.95, False), (0.95, True), (0.9, False))
-            ),
-        ):
-            begun = ", early, own first" if arrival.early else ""
-            todo[f"stream, {name}, {flag}{begun}"] = (
-                functools.partial(
-                    stream_matmul.stream_matmul,
-                    target="triton",
-                    config=config,
-                    chunks=chunks,
-                    num_sms=sms,
-                    arrival=arrival,
-                ),
-                (hosted[0], sets[0][1]),
-            )
+    todo = {name: (function, given[0]) for name, (function, given) in versions.items()}
     compiled = compile_all(todo, args.lower)
     if args.lower:
         return {"summary": {}}, []
-    versions, inputs = {}, {}
     for name, run in compiled.items():
-        takes = [(x,) if "copy" in name else (x if "stream" in name else s[0], s[1])
-                 for x, s in zip(hosted, sets, strict=True)]  # fmt: skip
-        versions[name], inputs[name] = run, takes
-        if "copy" not in name:
-            for given, (x, w) in zip(takes, sets, strict=True):
+        for given, (x, w) in zip(versions[name][1], sets, strict=True):
+            if len(given) == 2:  # a product
                 check.checked_error(name, run(*given), x, w)
-    found: dict[str, list[float]] = {name: [] for name in versions}
-    for turn in range(7):
-        for name in np.random.default_rng(turn).permutation(list(versions)).tolist():
+    found: dict[str, list[float]] = {name: [] for name in compiled}
+    for turn in range(args.rounds):
+        for name in np.random.default_rng(turn).permutation(list(compiled)).tolist():
             time.sleep(args.pause)
-            found[name].append(timing.block_seconds(versions[name], inputs[name], 20))
+            found[name].append(timing.block_seconds(compiled[name], versions[name][1], 20))
     median = {name: statistics.median(v) * 1e6 for name, v in found.items()}
-    stream = min((t, n) for n, t in median.items() if "stream" in n)
+    best = min((t, n) for n, t in median.items() if "stream" in n)
     bound = max(median["copy, XLA"], min(median["gemm"], median["gemm, XLA"]))
-    summary = {"best": stream[1], "stream_over_bound": round(stream[0] / bound, 4)}
+    summary = {"best": best[1], "stream_over_bound": round(best[0] / bound, 4)}
     row: dict[str, Any] = {
         **dataclasses.asdict(gemm),
         "median_us": {n: round(t, 1) for n, t in median.items()},
@@ -285,12 +266,6 @@ def stream_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str
     row |= summary
     processes.emit(row)
     return {"summary": summary}, [row]
-
-
-def _paced(flag: str, share: float, early: bool) -> Arrival:
-    """Sizes for a product that has a share of the usual rate."""
-    usual = Arrival(flag, early=early, own_first=early, gap=GAP)
-    return dataclasses.replace(usual, product=share * usual.product)
 
 
 # --- folded ranks ------------------------------------------------------------------------------
@@ -419,7 +394,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--configs", default=";".join(USUAL), help="names, semicolons between")
-    parser.add_argument("--flags", nargs="+", choices=FLAGS, default=FLAGS[:2])
     parser.add_argument("--tiny", action="store_true", help="small problems")
     parser.add_argument("--lower", action="store_true", help="lower the programs, without a GPU")
     parser.add_argument("--sweep", action="store_true", help="numbers of communicating programs")

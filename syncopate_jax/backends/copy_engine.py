@@ -140,8 +140,7 @@ def _call(work: Work, places: Buffers) -> copies.Call:
     found: list[copies.Copy] = []
     for row in np.lexsort((distance, place_in_list, c.dst_rank)).tolist():
         found += _copies(work, places, tensors, row, raised)
-    slots = int(work.schedule.num_slots.max())
-    return copies.Call(plan.name, plan.num_ranks, tuple(found), slots, flag=work.launch.flag)
+    return copies.Call(plan.name, plan.num_ranks, tuple(found), int(work.schedule.num_slots.max()))
 
 
 def _named(plan: Plan, row: int) -> str:

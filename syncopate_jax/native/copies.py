@@ -12,7 +12,6 @@ import numpy as np
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.native import build
-from syncopate_jax.options import FLAGS
 
 LIMIT_MS = 30_000
 """Milliseconds that a rank waits for the others before the call ends in an error."""
@@ -59,9 +58,6 @@ class Call:
       slots: flags of each rank.
       joined: whether ``join`` follows; without it nobody else may read the sources.
       limit_ms: how long a rank waits for the others.
-      flag: what writes a flag on a GPU, see ``options.Launch``; the CPU has one way.
-      early: whether data may come in while the flags are being cleared, which then takes an event
-        more; flags come after it.
       far: arrays that the kernels of other ranks touch: operand i, or result i as -1 - i, the flags
         counting as the last one. The last buffer then gets their addresses on all ranks, int32
         [arrays * ranks, 2], array by array; and ``join`` waits for the kernels of all ranks.
@@ -73,8 +69,6 @@ class Call:
     slots: int
     joined: bool = True
     limit_ms: int = LIMIT_MS
-    flag: str = "write"
-    early: bool = False
     far: tuple[int, ...] = ()
 
     @property
@@ -120,8 +114,6 @@ def start(
         ranks=np.int64(call.ranks),
         limit_ms=np.int64(call.limit_ms),
         joined=call.joined,
-        early=call.early,
-        flag=np.int64(FLAGS.index(call.flag)),  # as the handlers number them
         table=call.table,
         far=np.array(call.far, np.int64),
     )

@@ -48,7 +48,6 @@ using CUdeviceptr = unsigned long long;
 
 constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2;
 constexpr unsigned kMemoryTypeHost = 1, kMemoryTypeUnified = 4;
-constexpr unsigned kHostAllocPortable = 1;
 constexpr int kAttributeMemoryType = 2;
 
 // The driver's CUDA_MEMCPY2D (version 2).
@@ -79,7 +78,6 @@ struct Driver {
   CUresult (*MemsetD32Async)(CUdeviceptr, unsigned, size_t, CUstream);
   CUresult (*MemcpyAsync)(CUdeviceptr, CUdeviceptr, size_t, CUstream);
   CUresult (*Memcpy2DAsync)(const Memcpy2D*, CUstream);
-  CUresult (*MemHostAlloc)(void**, size_t, unsigned);
   CUresult (*PointerGetAttribute)(void*, int, CUdeviceptr);
   std::string missing;  // why the driver cannot be used; empty when it can
 
@@ -101,7 +99,6 @@ struct Driver {
     Find(library, "cuMemsetD32Async", MemsetD32Async);
     Find(library, "cuMemcpyAsync", MemcpyAsync);
     Find(library, "cuMemcpy2DAsync_v2", Memcpy2DAsync);
-    Find(library, "cuMemHostAlloc", MemHostAlloc);
     Find(library, "cuPointerGetAttribute", PointerGetAttribute);
   }
 
@@ -169,36 +166,6 @@ class Pool {
   std::mutex mutex_;
   std::vector<CUstream> streams_;
   std::vector<CUevent> events_;
-};
-
-// Pinned words that hold their own number: what flags are copied from. They stay for good.
-class Words {
- public:
-  static Words& All() {
-    static Words words;
-    return words;
-  }
-
-  CUresult Of(uint32_t value, const uint32_t** out) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    while (pages_.size() <= value / kPage) {
-      void* page = nullptr;
-      if (CUresult code = TheDriver().MemHostAlloc(&page, kPage * sizeof(uint32_t),
-                                                   kHostAllocPortable)) {
-        return code;
-      }
-      const auto first = static_cast<uint32_t>(pages_.size() * kPage);
-      pages_.push_back(static_cast<uint32_t*>(page));
-      for (uint32_t i = 0; i < kPage; ++i) pages_.back()[i] = first + i;
-    }
-    *out = pages_[value / kPage] + value % kPage;
-    return 0;
-  }
-
- private:
-  static constexpr uint32_t kPage = 1024;
-  std::mutex mutex_;
-  std::vector<uint32_t*> pages_;
 };
 
 // ---- What the handlers cost the host ------------------------------------------------------------
@@ -332,9 +299,6 @@ constexpr size_t kCopyFields = 13;
 constexpr int64_t kMostLanes = 8;
 static_assert(sizeof(Copy) == kCopyFields * sizeof(int64_t));
 
-// What writes a flag, and on which stream; see Raise.
-enum class Flag : int64_t { kWrite = 0, kCopy = 1, kCopyBeside = 2 };
-
 constexpr size_t kRing = 4;  // join keeps ranks within one call of each other; two would do
 
 // One device at one call site.
@@ -343,17 +307,14 @@ struct Seat {
   int64_t rank = 0, group = 0;
   int64_t run = -1, call = 0;
   std::vector<CUstream> sides;   // of lane 1, 2, ...
-  std::vector<CUevent> ready, cleared, done;  // a ring each: buffers free, flags zero, copies done
-  std::vector<CUevent> passed;                // a ring for each side stream but the first
-  CUevent landed = nullptr;                   // a chunk's data, for the stream of flags
+  std::vector<CUevent> ready, done, passed;  // a ring each; passed: one a side stream but the first
   std::vector<int64_t> addresses[kRing];  // kept until they have been copied
   size_t next = 0;
 
   ~Seat() {
-    for (const std::vector<CUevent>* events : {&ready, &cleared, &done, &passed}) {
+    for (const std::vector<CUevent>* events : {&ready, &done, &passed}) {
       for (CUevent event : *events) Pool::Of(ordinal).Return(event);
     }
-    if (landed != nullptr) Pool::Of(ordinal).Return(landed);
   }
 
   // The calls of a run are counted, since a loop runs one call site several times.
@@ -369,11 +330,9 @@ struct Site {
   std::string name;
   size_t ranks = 0;
   bool joined = true;  // whether a join follows each start
-  bool early = false;  // whether copies begin before the flags are zero
-  Flag flag = Flag::kWrite;
   std::chrono::milliseconds limit{0};
   std::vector<std::vector<Copy>> copies;  // by destination rank
-  size_t sides = 0;                       // side streams in use, the last for flags if kCopyBeside
+  size_t sides = 0;                       // side streams in use
   std::vector<int64_t> far;               // operand i, or result i as -1 - i (the flags last)
   Meetings meetings;
   std::mutex mutex;
@@ -438,16 +397,13 @@ constexpr int kCpu = 0, kCuda = 1;
 template <int platform>
 ffi::ErrorOr<std::unique_ptr<SiteState<platform>>> NewSite(std::string_view name,
                                                            int64_t ranks, int64_t limit_ms,
-                                                           bool joined, bool early,
-                                                           int64_t flag,
+                                                           bool joined,
                                                            ffi::Span<const int64_t> table,
                                                            ffi::Span<const int64_t> far) {
   auto site = std::make_shared<Site>();
   site->name = std::string(name);
   site->ranks = static_cast<size_t>(ranks);
   site->joined = joined;
-  site->early = early;
-  site->flag = static_cast<Flag>(flag);
   site->limit = std::chrono::milliseconds(limit_ms);
   site->copies.resize(site->ranks);
   site->far.assign(far.begin(), far.end());
@@ -474,7 +430,6 @@ ffi::ErrorOr<std::unique_ptr<SiteState<platform>>> NewSite(std::string_view name
     site->copies[copy.dst_rank].push_back(copy);
     site->sides = std::max(site->sides, static_cast<size_t>(copy.lane));
   }
-  if (site->flag == Flag::kCopyBeside) site->sides += 1;
   auto state = std::make_unique<SiteState<platform>>();
   state->site = std::move(site);
   return state;
@@ -625,16 +580,12 @@ ffi::Error NewSeat(const Site& site, const Call& call, CUstream stream, Seat* se
   }
   const size_t others = site.sides > 0 ? site.sides - 1 : 0;
   for (auto [events, count] : {std::pair(&seat->ready, kRing), std::pair(&seat->done, kRing),
-                               std::pair(&seat->cleared, site.early ? kRing : 0),
                                std::pair(&seat->passed, kRing * others)}) {
     while (events->size() < count) {
       CUevent event = nullptr;
       if (CUresult code = pool.Take(&event)) return cuda.Failed(site.name, "EventCreate", code);
       events->push_back(event);
     }
-  }
-  if (site.flag == Flag::kCopyBeside) {
-    if (CUresult code = pool.Take(&seat->landed)) return cuda.Failed(site.name, "EventCreate", code);
   }
   return ffi::Error::Success();
 }
@@ -656,40 +607,14 @@ ffi::Error CopyOnStream(const Site& site, const Copy& c, const void* source, con
     box.height = c.rows;
     RETURN_IF_FAILED(site.name, Memcpy2DAsync(&box, stream));
   }
-  return ffi::Error::Success();
-}
-
-// Writes the flag of a copy issued on `stream` just before, never ahead of its data:
-//   kWrite       a stream write comes after all that its stream did before, behind a fence of system
-//                scope. (CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER gives that fence up: the write may
-//                pass the data. It is not used.)
-//   kCopy        what is issued on one stream is executed in the order of issue, one done before the
-//                next begins, and a copy of a pinned word is no exception. (Copies of one
-//                cuMemcpyBatchAsync have no order among themselves, so data and flag are two calls.)
-//   kCopyBeside  the same copy on a stream of flags, behind an event recorded after the data, which
-//                is complete only when that is (cuStreamWaitEvent). The next chunk does not wait.
-// A stream write behind an event, on a stream without copies, was seen to come only when the kernel
-// that waits for it had nothing else left to do; a copy of 4 bytes goes to a copy engine.
-ffi::Error Raise(const Site& site, const Seat& seat, const Copy& c, const Call& call,
-                 CUstream stream) {
-  const Driver& cuda = TheDriver();
-  const CUdeviceptr flag = Address(call.flags + c.slot);
-  const auto value = static_cast<uint32_t>(c.value);
-  if (site.flag == Flag::kWrite) {
-    RETURN_IF_FAILED(site.name, StreamWriteValue32(stream, flag, value, 0));
-    return ffi::Error::Success();
+  // Written by the stream that copies: a stream write comes behind all that its stream did before,
+  // and a fence of system scope (none with CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER). Behind an event
+  // on a stream without copies, the flag was seen to come only when the kernel that waits for it had
+  // nothing else left to do.
+  if (c.slot >= 0) {
+    RETURN_IF_FAILED(site.name, StreamWriteValue32(stream, Address(call.flags + c.slot),
+                                                   static_cast<uint32_t>(c.value), 0));
   }
-  if (site.flag == Flag::kCopyBeside) {
-    // A wait is for the record before it: one event serves all chunks.
-    RETURN_IF_FAILED(site.name, EventRecord(seat.landed, stream));
-    stream = seat.sides.back();
-    RETURN_IF_FAILED(site.name, StreamWaitEvent(stream, seat.landed, 0));
-  }
-  const uint32_t* word = nullptr;
-  if (CUresult code = Words::All().Of(value, &word)) {
-    return cuda.Failed(site.name, "MemHostAlloc", code);
-  }
-  RETURN_IF_FAILED(site.name, MemcpyAsync(flag, Address(word), sizeof(*word), stream));
   return ffi::Error::Success();
 }
 
@@ -742,20 +667,16 @@ ffi::Error CudaStart(void* stream, ffi::RunId run, int32_t ordinal, CudaState* s
   }
   const Key key = seat->Next(run.run_id, 0);
   const CUevent ready = seat->ready[seat->next], done = seat->done[seat->next];
-  const CUevent cleared = site.early ? seat->cleared[seat->next] : ready;
-  // All that used this memory before is ahead of us on the kernel's stream. Data does not touch the
-  // flags, so it may come while they are being cleared; a flag may not (see below).
-  if (site.early) RETURN_IF_FAILED(site.name, EventRecord(ready, stream));
   if (call.slots > 0) {
     RETURN_IF_FAILED(site.name, MemsetD32Async(Address(call.flags), 0, call.slots, stream));
   }
-  RETURN_IF_FAILED(site.name, EventRecord(cleared, stream));
+  RETURN_IF_FAILED(site.name, EventRecord(ready, stream));
 
   std::vector<const void*> far;
   if (ffi::Error error = FarAddresses(site, call, &far); error.failure()) return error;
   std::shared_ptr<Meeting> meeting;
   if (site.ranks > 1) {
-    Card card{call.sources, far, far.empty() ? ready : cleared, {}};
+    Card card{call.sources, far, ready, {}};
     const Clock::time_point since = Clock::now();
     ffi::Error error = site.meetings.Meet(site.name, "start of the copies", key, seat->rank,
                                           site.ranks, site.limit, std::move(card), &meeting);
@@ -776,8 +697,6 @@ ffi::Error CudaStart(void* stream, ffi::RunId run, int32_t ordinal, CudaState* s
     RETURN_IF_FAILED(site.name, StreamWaitEvent(side, ready, 0));
   }
   std::vector<char> awaited(site.ranks * site.sides);
-  std::vector<char> zero(site.sides + 1, !site.early);  // by lane: whether it is behind `cleared`
-  zero[0] = 1;                                          // the kernel's own stream
   for (const Copy& c : site.copies[seat->rank]) {
     const bool own = c.src_rank == seat->rank;
     const void* source =
@@ -788,15 +707,8 @@ ffi::Error CudaStart(void* stream, ffi::RunId run, int32_t ordinal, CudaState* s
       RETURN_IF_FAILED(site.name, StreamWaitEvent(lane, meeting->cards[c.src_rank].event, 0));
       awaited[c.src_rank * site.sides + c.lane - 1] = 1;
     }
-    if (ffi::Error error = CopyOnStream(site, c, source, call, lane); error.failure()) return error;
-    if (c.slot < 0) continue;
-    const size_t raises = site.flag == Flag::kCopyBeside ? site.sides : c.lane;
-    if (!zero[raises]) {
-      const CUstream raising = seat->sides[raises - 1];
-      RETURN_IF_FAILED(site.name, StreamWaitEvent(raising, cleared, 0));
-      zero[raises] = 1;
-    }
-    if (ffi::Error error = Raise(site, *seat, c, call, lane); error.failure()) return error;
+    ffi::Error error = CopyOnStream(site, c, source, call, lane);
+    if (error.failure()) return error;
   }
   if (!site.joined) return ffi::Error::Success();
   // The first side stream, or without one the kernel's own, is done when all of them are.
@@ -971,8 +883,6 @@ auto SiteAttributes() {
       .Attr<int64_t>("ranks")
       .Attr<int64_t>("limit_ms")
       .Attr<bool>("joined")
-      .Attr<bool>("early")
-      .Attr<int64_t>("flag")
       .Attr<ffi::Span<const int64_t>>("table")
       .Attr<ffi::Span<const int64_t>>("far");
 }

@@ -9,26 +9,20 @@ from dataclasses import dataclass
 from typing import Self
 
 from syncopate_jax.errors import InputError
-from syncopate_jax.ir.arguments import integer
 from syncopate_jax.kernel.tiles import fewest_workers
-from syncopate_jax.options import FLAGS
 
 STEP = 1.003
 """Ends are tried in steps of this factor; up to one step from the best, fewest chunks win."""
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """How an operand comes in from host memory; what ``None`` chunks are sized by.
+class Rates:
+    """How fast a host operand comes in and is multiplied: what its chunks are sized by.
 
-    The rates are of one H200, 8192x4096x14336 in bfloat16, 67 MB streamed over PCIe 5.0
+    The defaults are of one H200, 8192x4096x14336 in bfloat16, 67 MB streamed over PCIe 5.0
     (``experiments/results/host_stream_h200.json``).
 
     Attributes:
-      flag: what tells the kernel that a chunk is there, see ``options.Launch``.
-      early: whether data may come in while the flags are being cleared, see ``copies.Call``.
-      own_first: the first band of tiles comes on the kernel's own stream, ahead of the kernel: the
-        link is busy while the side stream is still told to start.
       link: bytes a second from host memory.
       product: floating-point operations a second of one multiprocessor, while all are busy, of
         operands of two bytes; half of it of four.
@@ -38,55 +32,21 @@ class Arrival:
       InputError: a field has another type or range.
     """
 
-    flag: str = "write"
-    early: bool = False
-    own_first: bool = False
     link: float = 54.4e9
     product: float = 6.34e12
     gap: float = 4.2e-6
 
     def __post_init__(self) -> None:
-        if self.flag not in FLAGS:
-            raise InputError(
-                f"Arrival: flag must be one of {', '.join(FLAGS)}, found {self.flag!r}"
-            )
-        for name in ("early", "own_first"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(
-                    f"Arrival: {name} must be True or False, found {getattr(self, name)!r}"
-                )
         for name, least in (("link", 1.0), ("product", 1.0), ("gap", 0.0)):
             value = getattr(self, name)
             if not (isinstance(value, int | float) and least <= value < math.inf):
-                raise InputError(f"Arrival: {name} must be finite and >= {least}, found {value!r}")
+                raise InputError(f"Rates: {name} must be finite and >= {least}, found {value!r}")
 
 
-def chunk_bounds(tiles: int, chunks: int | Sequence[int]) -> list[int]:
-    """Where each chunk starts, in tiles, and the end.
-
-    Of a number of chunks the sizes differ by at most one tile.
-
-    Raises:
-      InputError: sizes that were given do not add up to ``tiles``.
-    """
-    if isinstance(chunks, int):
-        chunks = min(chunks, tiles)
-        return [tiles * c // chunks for c in range(chunks + 1)]
-    if sum(chunks) != tiles:
-        raise InputError(
-            f"stream_matmul: chunks of {list(chunks)} tiles add up to {sum(chunks)}, the operand "
-            f"has {tiles}; give sizes that add up, a number of chunks, or None"
-        )
-    return [0, *itertools.accumulate(chunks)]
-
-
-def checked_chunks(name: str, chunks: object) -> int | tuple[int, ...] | None:
-    """``chunks`` as the operator keeps it; raises InputError for what is no number and no sizes."""
-    if chunks is None:
-        return None
-    if isinstance(chunks, list | tuple):
-        return tuple(integer(name, "size of a chunk", size, 1) for size in chunks)
-    return integer(name, "chunks", chunks, 1)
+def chunk_bounds(tiles: int, chunks: int) -> list[int]:
+    """Where each chunk starts, in tiles, and the end; sizes differ by at most one."""
+    chunks = min(chunks, tiles)
+    return [tiles * c // chunks for c in range(chunks + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +72,7 @@ class Pace:
     @classmethod
     def of(
         cls,
-        arrival: Arrival,
+        rates: Rates,
         tiles: tuple[int, int],
         tile: tuple[int, int],
         *,
@@ -125,7 +85,7 @@ class Pace:
         """The pace of a product whose operand ``side`` is streamed.
 
         Args:
-          arrival: the rates.
+          rates: of the link and the product.
           tiles: tiles along m and n.
           tile: elements of a tile along m and n.
           side: 0 for x, 1 for w.
@@ -133,14 +93,14 @@ class Pace:
           itemsize: bytes of an element of an operand.
           sms: multiprocessors in use; ``cluster`` of them compute a tile together.
         """
-        rate = arrival.product * cluster * 2 / itemsize
+        rate = rates.product * cluster * 2 / itemsize
         return cls(
             bands=tiles[side],
             across=tiles[1 - side],
             workers=fewest_workers(math.prod(tiles), max(sms // cluster, 1)),
-            band=tile[side] * depth * itemsize / arrival.link,
+            band=tile[side] * depth * itemsize / rates.link,
             tile=2 * math.prod(tile) * depth / rate,
-            gap=arrival.gap,
+            gap=rates.gap,
         )
 
     def bounds(self) -> list[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,26 +25,25 @@ from syncopate_jax.ir.arguments import integer
 from syncopate_jax.kernel.tiles import fewest_workers
 from syncopate_jax.native import build, copies
 from syncopate_jax.ops.operands import check_arrays, result_dtype
-from syncopate_jax.ops.stream_chunks import Arrival, Pace, checked_chunks, chunk_bounds
+from syncopate_jax.ops.stream_chunks import Pace, Rates, chunk_bounds
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 from syncopate_jax.runtime import custom_call, device
 
 NAME = "stream_matmul"
-CHUNKS = 16
 
 
 def stream_matmul(
     x: jax.Array,
     w: jax.Array,
     *,
-    chunks: int | Sequence[int] | None = CHUNKS,
+    chunks: int | None = None,
     w_transposed: bool = False,
     preferred_element_type: jax.typing.DTypeLike | None = None,
     config: Any = None,
     num_sms: int | None = None,
     target: str = "mosaic_gpu",
-    arrival: Arrival | None = None,
+    rates: Rates | None = None,
 ) -> jax.Array:
     """``x @ w`` where ``x`` or ``w`` lives in pinned host memory (paper section 5.2, copy engine).
 
@@ -56,15 +55,15 @@ def stream_matmul(
       w: [K, N], or [N, K] if ``w_transposed``; chunks are bands along N where it is. A weight that
         is streamed should be [N, K]: bands of it lie together, those of [K, N] are copied row by
         row at a fraction of the speed.
-      chunks: pieces the operand comes in: a number of equal ones, at most one a row (or column) of
-        tiles; their sizes in tiles; or None for sizes that follow from the rates in ``arrival``.
-        More of them begin and end sooner, fewer reuse the other operand better.
+      chunks: equal pieces the operand comes in, at most one a row (or column) of tiles; None: as
+        many, and as large, as follows from ``rates``. More of them begin and end sooner, fewer
+        reuse the other operand better.
       preferred_element_type: dtype of the result; default that of the operands.
       config: how the kernel is cut; see ``MatmulConfig`` of the target's matrix product.
       num_sms: multiprocessors to use; default all of the device's.
       target: what the kernel is written in, ``mosaic_gpu`` or ``triton``; the latter takes no
         transposed weight.
-      arrival: how chunks are copied and announced, and the rates that their sizes follow from.
+      rates: how fast the operand comes in and is multiplied; default those of an H200.
 
     Returns:
       [M, N] in device memory.
@@ -81,12 +80,12 @@ def stream_matmul(
     if reason := build.missing():
         raise UnsupportedError(f"{NAME}: {reason}")
     out = result_dtype(NAME, preferred_element_type, x, w)
-    chunks = checked_chunks(NAME, chunks)
-    if not isinstance(arrival, Arrival | None):
-        raise InputError(f"{NAME}: arrival needs an Arrival or None, found {arrival!r}")
+    chunks = None if chunks is None else integer(NAME, "chunks", chunks, 1)
+    if not isinstance(rates, Rates | None):
+        raise InputError(f"{NAME}: rates needs Rates or None, found {rates!r}")
     num_sms = None if num_sms is None else integer(NAME, "num_sms", num_sms, 1)
     config = _config(target, config, x.dtype, out)
-    how = _How(side, w_transposed, chunks, arrival or Arrival(), out, config, num_sms, target)
+    how = _How(side, w_transposed, chunks, rates or Rates(), out, config, num_sms, target)
     if target == "triton" and w_transposed:
         raise UnsupportedError(
             f"{NAME}: the Triton kernel takes w as [K, N]; use target 'mosaic_gpu'"
@@ -128,8 +127,8 @@ class _How:
 
     side: int
     w_transposed: bool
-    chunks: int | tuple[int, ...] | None
-    arrival: Arrival
+    chunks: int | None
+    rates: Rates
     out_dtype: jnp.dtype
     config: Any
     num_sms: int | None
@@ -174,45 +173,20 @@ def tile_table(tiles: tuple[int, int], bounds: Sequence[int], side: int) -> np.n
     return np.array(rows, np.int32)
 
 
-def _pieces(bounds: Sequence[int], own_first: bool) -> Iterator[tuple[int, int, int, int]]:
-    """Each copy's start and end in tiles, its flag (-1: none) and its lane.
-
-    A band on the kernel's own stream needs no flag: it is there before the kernel begins.
-    """
-    for chunk, (lo, hi) in enumerate(itertools.pairwise(bounds)):
-        if own_first and chunk == 0 and hi - lo > 1:
-            yield lo, lo + 1, -1, 0
-            lo += 1
-        yield lo, hi, chunk, 1
-
-
 def stream_call(
-    shape: tuple[int, ...],
-    itemsize: int,
-    bounds: Sequence[int],
-    tile: int,
-    axis: int,
-    arrival: Arrival,
+    shape: tuple[int, ...], itemsize: int, bounds: Sequence[int], tile: int, axis: int
 ) -> copies.Call:
     """The copies of an operand of ``shape``, a flag a chunk of whole tiles along ``axis``."""
     found = []
-    for lo, hi, slot, lane in _pieces(bounds, arrival.own_first):
+    for chunk, (lo, hi) in enumerate(itertools.pairwise(bounds)):
         corner, box = [0, 0], list(shape)
         corner[axis] = lo * tile
         box[axis] = min(hi * tile, shape[axis]) - corner[axis]
         (row,) = copies.box_rows(itemsize, (shape, corner), (shape, corner), box)
         src, src_pitch, dst, dst_pitch, width, count = row
         place = (src, src_pitch, 0, dst, dst_pitch, width, count)
-        found.append(copies.Copy(0, 0, 0, *place, slot, 1, lane))
-    return copies.Call(
-        NAME,
-        1,
-        tuple(found),
-        slots=len(bounds) - 1,
-        joined=False,
-        flag=arrival.flag,
-        early=arrival.early,
-    )
+        found.append(copies.Copy(0, 0, 0, *place, chunk, 1, lane=1))
+    return copies.Call(NAME, 1, tuple(found), len(bounds) - 1, joined=False)
 
 
 def _emit(x: jax.Array, w: jax.Array, *, platform: str, how: _How) -> list[jax.Array]:
@@ -227,7 +201,7 @@ def _emit(x: jax.Array, w: jax.Array, *, platform: str, how: _How) -> list[jax.A
         cluster = config.cluster_m * config.cluster_n
     if how.chunks is None:
         bounds = Pace.of(
-            how.arrival,
+            how.rates,
             tiles,
             tile,
             side=side,
@@ -238,9 +212,7 @@ def _emit(x: jax.Array, w: jax.Array, *, platform: str, how: _How) -> list[jax.A
         ).bounds()
     else:
         bounds = chunk_bounds(tiles[side], how.chunks)
-    call = stream_call(
-        streamed.shape, x.dtype.itemsize, bounds, tile[side], axis, arrival=how.arrival
-    )
+    call = stream_call(streamed.shape, x.dtype.itemsize, bounds, tile[side], axis)
     device = jax.ShapeDtypeStruct(streamed.shape, streamed.dtype)
     (arriving,), flags = copies.start(call, jnp.zeros(2, jnp.int32), [streamed], [device])
     operands = [x, w]

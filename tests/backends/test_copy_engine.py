@@ -16,7 +16,7 @@ from syncopate_jax import ops
 from syncopate_jax.backends.copy_engine import CopyEngine
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.native import build
-from syncopate_jax.options import FLAGS, Launch
+from syncopate_jax.options import Launch
 
 P = jax.P
 M, K, N = 1024, 64, 128
@@ -102,15 +102,6 @@ def test_it_lowers_for_cuda(name: str) -> None:
     assert [text.count(f"custom_call {call}(") for call in calls] == [1, 1, 1]
     places = [text.index(f"custom_call {call}(") for call in calls]
     assert places == sorted(places)
-
-
-@needs_compiler
-def test_what_writes_flags_reaches_the_handler() -> None:
-    for number, flag in enumerate(FLAGS):
-        run, x, w = build_case("gather m", launch=Launch(sms=8, flag=flag))
-        text = run.trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
-        (start,) = (line for line in text.splitlines() if "@syncopate_start(" in line)
-        assert f"flag = {number} : i64" in start and "early = false" in start
 
 
 def refusal(name: str = "gather m", **changes: Any) -> str:

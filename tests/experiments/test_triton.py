@@ -1,8 +1,9 @@
-"""Candidates for the local Triton product, without a GPU: values, programs, means."""
+"""Triton's experiments without a GPU: candidates for the local product, and how parts are timed."""
 
 from __future__ import annotations
 
 import json
+import pathlib
 import re
 from typing import Any
 
@@ -17,9 +18,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from experiments.triton import candidates, compare
+from experiments.common import shapes
+from experiments.triton import candidates, compare, run
 from experiments.triton.candidates import CANDIDATES, Candidate
 from syncopate_jax.backends import triton_call
+from syncopate_jax.native import build
 from syncopate_jax.pallas_kernels.matmul_triton import MatmulConfig
 from tests.triton_interpret import run_alone
 
@@ -84,6 +87,22 @@ def test_every_candidate_and_shape_is_lowered(
     for candidate, made in zip(CANDIDATES.values(), calls, strict=True):
         assert (made["kernel"], made["num_stages"]) == (candidate.kernel, candidate.stages)
         assert made["grid"] == (made["PROGRAMS"],) and made["K"] == 512
+
+
+@pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
+def test_streaming_is_checked_and_timed_beside_its_parts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """A copy takes one operand and products two; without a GPU they stream before they multiply."""
+    monkeypatch.setattr(run, "TINY", (shapes.Gemm("tiny", 256, 64, 256),))
+    monkeypatch.setattr(run, "local", lambda *_: lambda x, w: x @ w)  # its kernel runs on GPUs only
+    out = tmp_path / "out.json"
+    run.main(["stream", "--tiny", "--rounds", "2", "--pause", "0", "--out", str(out)])
+    (row,) = json.loads(out.read_text())["rows"]
+    assert list(row["median_us"]) == [
+        "copy, XLA", "gemm, XLA", "gemm", "stream, 16 chunks", "stream, paced",
+    ]  # fmt: skip
+    assert min(row["median_us"].values()) > 0 and row["best"] in row["median_us"]
 
 
 @pytest.mark.slow

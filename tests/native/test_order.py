@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import jax
 import pytest
 
 from syncopate_jax.native import build
-from syncopate_jax.options import FLAGS
 
 pytestmark = [
     pytest.mark.slow,  # compiles the handlers once more
@@ -36,27 +34,17 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(path: Path, *given: object) -> tuple[int, str]:
+def run(path: Path, *given: str) -> tuple[int, str]:
     done = subprocess.run(
-        [
-            str(path),
-            *(str(int(value)) if isinstance(value, bool) else str(value) for value in given),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        [str(path), *given], capture_output=True, text=True, timeout=120, check=False
     )
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("flag", range(len(FLAGS)), ids=FLAGS)
-def test_no_flag_is_up_ahead_of_its_data(simulated: Path, flag: int) -> None:
-    for early, own_first, joined in itertools.product((False, True), repeat=3):
-        assert run(simulated, flag, early, own_first, joined, 100) == (0, "")
+def test_no_flag_is_up_ahead_of_its_data(simulated: Path) -> None:
+    assert run(simulated, "400") == (0, "")
 
 
-@pytest.mark.parametrize("flag", range(len(FLAGS)), ids=FLAGS)
-def test_a_stream_without_order_is_noticed(simulated: Path, flag: int) -> None:
-    code, said = run(simulated, flag, False, False, False, 100, "broken")
+def test_a_stream_without_order_is_noticed(simulated: Path) -> None:
+    code, said = run(simulated, "100", "broken")
     assert code == 1 and "is announced and not there, in the kernel" in said

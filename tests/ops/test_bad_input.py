@@ -265,7 +265,6 @@ def test_more_pieces_than_there_are_rows(split: int) -> None:
         ({"communicating": "2"}, "launch: communicating needs an integer, found '2'"),
         ({"watchdog_us": None}, "launch: watchdog_us needs an integer, found None"),
         ({"folded": 1}, "launch: folded needs True or False, found 1"),
-        ({"flag": 1}, "launch: flag needs one of write, copy, copy_beside, found 1"),
     ],
 )
 def test_launches(options: dict[str, Any], text: str) -> None:

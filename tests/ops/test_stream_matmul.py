@@ -13,7 +13,7 @@ import pytest
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.native import build, copies
 from syncopate_jax.ops import stream_matmul as op
-from syncopate_jax.ops.stream_chunks import Arrival
+from syncopate_jax.ops.stream_chunks import Rates
 from syncopate_jax.ops.stream_matmul import stream_matmul
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 
@@ -75,12 +75,12 @@ def test_the_walk_is_by_chunk_and_turns_round() -> None:
 
 
 def test_a_chunk_is_one_copy_behind_one_flag() -> None:
-    call = op.stream_call((300, 96), 2, [0, 1, 3], 128, 0, Arrival())
+    call = op.stream_call((300, 96), 2, [0, 1, 3], 128, 0)
     assert [(c.src_offset, c.width, c.rows, c.slot) for c in call.copies] == [
         (0, 128 * 192, 1, 0),
         (128 * 192, 172 * 192, 1, 1),
     ]
-    strided = op.stream_call((96, 520), 2, [0, 2, 3], 256, 1, Arrival())
+    strided = op.stream_call((96, 520), 2, [0, 2, 3], 256, 1)
     assert [(c.src_offset, c.src_pitch, c.width, c.rows) for c in strided.copies] == [
         (0, 1040, 1024, 96),
         (1024, 1040, 16, 96),
@@ -88,34 +88,18 @@ def test_a_chunk_is_one_copy_behind_one_flag() -> None:
     assert call.wanted().tolist() == [[1, 1]]
 
 
-def test_an_arrival_is_what_the_handler_is_told() -> None:
-    arrival = Arrival("copy_beside", early=True, own_first=True)
-    call = op.stream_call((300, 96), 2, [0, 2, 3], 128, 0, arrival)
-    assert [(c.src_offset, c.width, c.lane, c.slot) for c in call.copies] == [
-        (0, 128 * 192, 0, -1),
-        (128 * 192, 128 * 192, 1, 0),
-        (256 * 192, 44 * 192, 1, 1),
-    ]
-    assert (call.flag, call.early) == ("copy_beside", True)
-    assert call.wanted().tolist() == [[1, 1]]
-    single = op.stream_call((300, 96), 2, [0, 1, 3], 128, 0, arrival)
-    assert [(c.lane, c.slot) for c in single.copies] == [(1, 0), (1, 1)]
-
-
 @needs_compiler
-@pytest.mark.parametrize(("chunks", "bands"), [((1, 2), [1, 2]), (None, [2, 1]), (3, [1, 1, 1])])
-def test_sizes_and_arrival_reach_the_handler(
-    chunks: Any, bands: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("chunks", "bands"), [(None, [2, 1]), (3, [1, 1, 1])])
+def test_sizes_reach_the_handler(
+    chunks: int | None, bands: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[copies.Call] = []
     start = copies.start
     monkeypatch.setattr(copies, "start", lambda call, *a: (seen.append(call), start(call, *a))[1])
     x, w = on_host(normal((300, 96), 0)), normal((96, 512), 1)
-    arrival = Arrival("copy", early=True, link=1e9, gap=0)  # a slow link: the tail is one band
-    run = functools.partial(stream_matmul, chunks=chunks, arrival=arrival, num_sms=2)
-    program = jax.jit(run).trace(x, w).lower(lowering_platforms=("cpu",))
-    (line,) = (line for line in program.as_text().splitlines() if "@syncopate_start" in line)
-    assert "early = true" in line and "flag = 1 : i64" in line
+    rates = Rates(link=1e9, gap=0)  # a slow link: the tail is one band
+    run = functools.partial(stream_matmul, chunks=chunks, rates=rates, num_sms=2)
+    jax.jit(run).trace(x, w).lower(lowering_platforms=("cpu",))
     (call,) = seen
     edges = np.minimum(np.cumsum([0, *bands]) * 128, 300)
     assert [c.width // 192 for c in call.copies] == np.diff(edges).tolist()
@@ -135,8 +119,7 @@ def test_operands_that_do_not_fit_are_refused() -> None:
         ({"chunks": 1.5}, "chunks must be an integer, found 1.5"),
         ({"num_sms": 0}, "num_sms must be in 1..2147483647, found 0"),
         ({"w_transposed": 3}, "w_transposed needs True or False, found 3"),
-        ({"chunks": [2, 0]}, r"size of a chunk must be in 1\.\.2147483647, found 0"),
-        ({"arrival": "copy"}, "arrival needs an Arrival or None, found 'copy'"),
+        ({"rates": 5e10}, "rates needs Rates or None, found 50000000000.0"),
         ({"config": 3}, "config needs the mosaic_gpu MatmulConfig or None, found 3"),
         ({"preferred_element_type": "nope"}, "preferred_element_type is 'nope'; needs one of"),
         ({"target": "tpu"}, "target needs 'mosaic_gpu' or 'triton', found 'tpu'"),
