@@ -62,11 +62,16 @@ def call_maker(
     head: Collective, name: str, maker: Callable[..., Plan], /, *args: Any, **arguments: Any
 ) -> Plan:
     """What ``maker`` makes; raises UnsupportedError unless it takes these arguments."""
+    signature = inspect.signature(maker)
+    taken = signature.parameters
     try:
-        inspect.signature(maker).bind(*args, **arguments)
+        signature.bind(*args, **arguments)
     except TypeError as error:
+        unknown = [repr(key) for key in arguments if key not in taken]
+        missing = f"{error}; it takes {', '.join(taken)}"
+        reason = f"it has no argument {', '.join(unknown)}" if unknown else missing
         raise UnsupportedError(
-            f"template {name} does not fit {head.kind} over {head.ranks}: {error}"
+            f"template {name} does not fit {head.kind} over {head.ranks}: {reason}"
         ) from error
     return maker(*args, **arguments)
 

@@ -38,6 +38,7 @@ from syncopate_jax.synthesis.subset import subset
 from syncopate_jax.synthesis.synthesize import synthesize
 
 DIRECT, SYNTHESIS = "direct", "synthesis"
+HOW = ("template", DIRECT, SYNTHESIS)
 # What templates and ``synthesize`` call the same thing.
 _SYNTHESIS_ARGUMENTS = {
     "axis": "dimension", "shards": "sizes", "counts": "sizes", "split_from": "dimension",
@@ -83,7 +84,7 @@ def expand_collectives(
       UnsupportedError: a template does not fit the collective it is chosen for.
     """
     where = f"expand_collectives of plan {plan.name}"
-    one_of(where, "how", how, ("template", DIRECT, SYNTHESIS))
+    one_of(where, "how", how, HOW)
     check_choose(where, choose)
     if how == DIRECT or not plan.has_collectives():
         return plan
