@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.kernel.access import Access, AnyAccess, BoxAccess
+from syncopate_jax.kernel.blocks import block_indices, block_shape, check_written
 from syncopate_jax.kernel.loop import LoopBody
 from syncopate_jax.kernel.tiles import Axis, TileSpace
 from syncopate_jax.kernel.triton_body import TritonBody
@@ -127,6 +128,9 @@ class PallasKernel:
 
         ``shapes`` gives extents in elements. Accesses whose dimensions each follow one grid axis
         come as Access, others as BoxAccess.
+
+        Raises InputError where a block begins outside its array, or a result is not written whole,
+        each block of it by one tile.
         """
         specs = dict(zip(self.operands, self.in_specs, strict=True))
         found = {name: (specs[name], tuple(shape), False) for name, shape in shapes.items()}
@@ -135,6 +139,9 @@ class PallasKernel:
         for name, (spec, shape, _) in found.items():
             self.check_blocks(name, spec, shape)
         reduction = self.reduction_axes
+        for name, (spec, shape, write) in found.items():
+            if write:
+                check_written(self.name, name, spec, shape, self.grid, reduction)
         axes = [Axis(n, count, 1) for n, count in zip(self.axis_names, self.grid, strict=True)]
         followed = {name: self._follow(*entry) for name, entry in found.items()}
         for name, dims in followed.items():
@@ -168,6 +175,11 @@ class PallasKernel:
             )
         counts = [max(-(-extent // size), 1) for extent, size in zip(shape, block, strict=True)]
         index = block_indices(spec, self.grid, self.name, len(shape))
+        if index.shape[-1] != len(shape):
+            raise InputError(
+                f"{self.name}: the index map of {name} gives {index.shape[-1]} indices, its blocks "
+                f"{block} have {len(shape)} dimensions"
+            )
         outside = np.argwhere(((index < 0) | (index >= counts)).any(-1))
         if len(outside):
             point = tuple(map(int, outside[0]))
@@ -219,49 +231,6 @@ class PallasKernel:
         index = index.reshape(space.num_tiles, space.num_steps, len(shape))
         lo = np.minimum(index * np.array(block), np.array(shape))
         return BoxAccess(name, shape, lo, np.minimum(lo + np.array(block), np.array(shape)), write)
-
-
-def block_shape(spec: pl.BlockSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Elements of a block along each dimension of an operand of ``shape``; squeezed ones are 1.
-
-    Raises InputError for a dimension whose blocks do not tile it, such as ``pl.Element``.
-    """
-    if spec.block_shape is None:
-        return tuple(max(extent, 1) for extent in shape)
-    sizes = []
-    for block in spec.block_shape:
-        if block is None or isinstance(block, pl.Squeezed):
-            sizes.append(1)
-        elif isinstance(block, int | np.integer):
-            sizes.append(int(block))
-        elif isinstance(block, pl.Blocked):
-            sizes.append(block.block_size)
-        else:
-            raise InputError(
-                f"block dimension {block!r} has no fixed grid of blocks; "
-                f"use an integer, None or pl.Blocked"
-            )
-    return tuple(sizes)
-
-
-def block_indices(
-    spec: pl.BlockSpec, grid: tuple[int, ...], name: str, ndim: int = 0
-) -> np.ndarray:
-    """Block index at every grid point: int64 [*grid, dims]; ``ndim`` dims if it has no map.
-
-    Raises InputError for an index map that reads anything but the grid indices.
-    """
-    if spec.index_map is None:
-        return np.zeros((*grid, ndim), np.int64)
-    with jax.ensure_compile_time_eval():
-        index = spec.index_map(*np.indices(grid))
-    try:
-        parts = [np.broadcast_to(np.asarray(part, np.int64), grid) for part in index]
-    except (TypeError, ValueError, jax.errors.TracerArrayConversionError) as error:
-        raise InputError(
-            f"{name}: an index map must be a function of the grid indices alone; got {index!r}"
-        ) from error
-    return np.stack(parts, axis=-1) if parts else np.zeros((*grid, 0), np.int64)
 
 
 def _varies(index: np.ndarray, axis: int) -> bool:
