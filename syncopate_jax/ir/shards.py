@@ -110,7 +110,7 @@ def check_pieces(where: str, split: int, pieces: int, ranks: int, called: str = 
     if pieces > MAX_PIECES:
         raise InputError(
             f"{where}: {called} {split} makes {pieces} pieces of the shards of {ranks} ranks, at "
-            f"most {MAX_PIECES} fit; use a smaller {called}"
+            f"most {MAX_PIECES} fit; give {called} a smaller number"
         )
 
 
