@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,13 @@ from jax.experimental import pallas as pl
 
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.kernel.access import Access, AnyAccess, BoxAccess
-from syncopate_jax.kernel.blocks import block_indices, block_shape, check_written
+from syncopate_jax.kernel.blocks import (
+    block_indices,
+    block_shape,
+    check_spec,
+    check_written,
+    takes,
+)
 from syncopate_jax.kernel.loop import LoopBody
 from syncopate_jax.kernel.tiles import Axis, TileSpace
 from syncopate_jax.kernel.triton_body import TritonBody
@@ -30,7 +37,7 @@ class PallasKernel:
       body: ``body(*input_refs, *output_refs, *scratch_refs)``; if ``has_addend`` it also takes
         ``addend=None``, a function without arguments whose value the epilogue adds to the tile
         in float32 before it is stored.
-      grid: tiles (and steps) along each axis.
+      grid: tiles (and steps) along each axis; of one axis also as an integer.
       operands, results: names of the inputs and outputs, in order.
       in_specs, out_specs: one BlockSpec each, as for ``pl.pallas_call``.
       out_shape: one ShapeDtypeStruct a result.
@@ -68,13 +75,28 @@ class PallasKernel:
                     f"{self.name}: {len(names)} names {names} need as many {what}, "
                     f"found {len(specs)}"
                 )
-        if not all(type(extent) is int and extent >= 0 for extent in self.grid):
-            raise InputError(
-                f"{self.name}: grid must be integers of at least 0, found {self.grid!r}"
-            )
+        object.__setattr__(self, "grid", _grid(self.name, self.grid))
+        named = (
+            *zip(self.operands, self.in_specs, strict=True),
+            *zip(self.results, self.out_specs, strict=True),
+        )
+        for name, spec in named:
+            check_spec(f"{self.name}: {name}", spec, self.grid)
+        if self.loop is None and self.triton is None:
+            self._check_body()
         repeated = [*self.operands, *self.results]
         if len(set(repeated)) != len(repeated):
             raise InputError(f"{self.name}: operand and result names repeat: {repeated}")
+
+    def _check_body(self) -> None:
+        refs = [*self.operands, *self.results, *map(str, self.scratch_shapes)]
+        addend = {"addend": None} if self.has_addend else {}
+        if not callable(self.body) or not takes(self.body, len(refs), **addend):
+            by_name = " and addend by name" if addend else ""
+            raise InputError(
+                f"{self.name}: body must be a function of {len(refs)} references, one for each of "
+                f"{', '.join(refs)}{by_name}, found {self.body!r}"
+            )
 
     @property
     def loop_body(self) -> LoopBody:
@@ -231,6 +253,18 @@ class PallasKernel:
         index = index.reshape(space.num_tiles, space.num_steps, len(shape))
         lo = np.minimum(index * np.array(block), np.array(shape))
         return BoxAccess(name, shape, lo, np.minimum(lo + np.array(block), np.array(shape)), write)
+
+
+def _grid(where: str, given: Any) -> tuple[int, ...]:
+    """A grid as integers; raises InputError where it is none."""
+    extents = given if isinstance(given, Sequence) else (given,)
+    try:
+        grid = tuple(map(operator.index, extents))
+    except TypeError:
+        grid = (-1,)
+    if any(isinstance(extent, bool) for extent in extents) or any(extent < 0 for extent in grid):
+        raise InputError(f"{where}: grid must be integers of at least 0, found {given!r}")
+    return grid
 
 
 def _varies(index: np.ndarray, axis: int) -> bool:

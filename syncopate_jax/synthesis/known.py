@@ -16,7 +16,8 @@ from syncopate_jax.synthesis.request import Request
 
 # Rings with each of their splits; and plans in one hop, where latencies and overheads count.
 _SPLITS, _WHOLE = (1, 2, 4), (1,)
-_TEMPLATES: dict[str, tuple[tuple[str, dict[str, Any], tuple[int, ...]], ...]] = {
+_Known = tuple[tuple[str, dict[str, Any], tuple[int, ...]], ...]
+_TEMPLATES: dict[str, _Known] = {
     "all_gather": (
         ("all_gather_ring", {}, _SPLITS),
         ("all_gather_double_ring", {}, _SPLITS),
@@ -32,7 +33,7 @@ _TEMPLATES: dict[str, tuple[tuple[str, dict[str, Any], tuple[int, ...]], ...]] =
     ),
     "all_to_all": (("all_to_all_blocks", {}, _WHOLE),),
 }
-_TWO_AXES = (("all_to_all_waves", {}, _WHOLE),)  # of an all-to-all from one axis to another
+_TWO_AXES: _Known = (("all_to_all_waves", {}, _WHOLE),)  # of an all-to-all from one axis to another
 # Where nodes are joined by slower links, of which each operation takes long, finer ones pay too.
 _OVER_NODES = ("all_gather", "reduce_scatter", "all_reduce")
 _NODE_SPLITS = (1, 2, 4, 8)

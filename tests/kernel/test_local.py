@@ -115,6 +115,47 @@ def test_grids_that_count_nothing(grid: Any) -> None:
         kernel(ROWS, grid=grid)
 
 
+@pytest.mark.parametrize("grid", [2, (np.int64(2),), [2], np.int32(2)])
+def test_grids_as_pallas_takes_them(grid: Any) -> None:
+    found = kernel(ROWS, grid=grid)
+    assert found.grid == (2,)
+    np.testing.assert_array_equal(found(jnp.ones((4, 4)), interpret=True)[0], np.ones((4, 4)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"in_specs": (None,)},
+            "kernel: x needs a pl.BlockSpec, found None; pl.BlockSpec() takes all of an array",
+        ),
+        (
+            {"in_specs": (pl.BlockSpec((0, 4), lambda i: (i, 0)),)},
+            "kernel: x needs blocks of at least 1 element, found (0, 4)",
+        ),
+        (
+            {"out_specs": (pl.BlockSpec((2, 4), lambda i, j: (i, j)),)},
+            "kernel: out has an index map that does not take the 1 indices of grid (2,)",
+        ),
+        (
+            {"body": None},
+            "kernel: body must be a function of 2 references, one for each of x, out, found None",
+        ),
+        (
+            {"body": lambda x: None, "has_addend": True},
+            "body must be a function of 2 references, one for each of x, out and addend by name",
+        ),
+        (
+            {"body": lambda x, y: None, "scratch_shapes": (jax.ShapeDtypeStruct((1,), "int8"),)},
+            "body must be a function of 3 references, one for each of x, out, ShapeDtypeStruct(",
+        ),
+    ],
+)
+def test_kernels_that_no_call_takes(changes: dict[str, Any], message: str) -> None:
+    with refused(message):
+        kernel(ROWS, **changes)
+
+
 def test_blocks_that_begin_outside() -> None:
     before = pl.BlockSpec((2, 4), lambda i: (i - 1, 0))
     numbered = "blocks (2, 4) of shape (4, 4) are numbered from 0 to (1, 0)"
@@ -161,7 +202,7 @@ def test_blocks_that_two_tiles_write() -> None:
         "out_shape": [jax.ShapeDtypeStruct((4, n), jnp.float32) for n in (4, 1)],
     }
     with refused("the tiles at grid points (0, 0) and (0, 1) both write rows[0:2,0:1], and tiles"):
-        kernel(ROWS, grid=(2, 2), **both).read({})
+        kernel(pl.BlockSpec(), grid=(2, 2), body=lambda *_: None, **both).read({})
     # An axis on which no result depends is walked by one tile, which comes again and again.
     assert kernel(ROWS_OF_TWO, grid=(2, 3)).read({"x": (4, 1)})[0].num_steps == 3
 
