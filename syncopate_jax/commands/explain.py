@@ -6,7 +6,13 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from syncopate_jax.commands.command import DONE, Command, add_json_flag, print_json
+from syncopate_jax.commands.command import (
+    DONE,
+    Command,
+    add_json_flag,
+    integers,
+    print_json,
+)
 from syncopate_jax.commands.progress import Progress
 from syncopate_jax.commands.simulate import read_topology
 from syncopate_jax.errors import InputError
@@ -83,10 +89,10 @@ class Forecast:
 
 
 def _shape(text: str) -> tuple[int, int, int]:
-    parts = text.split(",")
-    if len(parts) != 3 or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise InputError(f"--shape {text!r}: needs three positive integers M,K,N")
-    m, k, n = (int(part) for part in parts)
+    found = integers("--shape", text, least=1, example="8192,4096,4096")
+    if len(found) != 3:
+        raise InputError(f"--shape {text!r}: needs three integers M,K,N")
+    m, k, n = found
     return m, k, n
 
 

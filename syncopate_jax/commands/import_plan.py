@@ -8,7 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from syncopate_jax.commands.command import DONE, Command, add_json_flag, print_json
+from syncopate_jax.commands.command import (
+    DONE,
+    Command,
+    add_json_flag,
+    file_name,
+    print_json,
+    writing,
+)
 from syncopate_jax.commands.progress import Progress
 from syncopate_jax.commands.simulate import read_topology
 from syncopate_jax.errors import FormatError, InputError, SyncopateError, UnsupportedError
@@ -28,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("importer", metavar="IMPORTER", nargs="?", help="name of an importer")
     parser.add_argument("file", metavar="FILE", nargs="?", help="- reads standard input")
     parser.add_argument("--list", action="store_true", help="list the importers and stop")
-    parser.add_argument("--out", metavar="FOLDER", help="write each plan here")
+    parser.add_argument("--out", type=file_name, metavar="FOLDER", help="write each plan here")
     parser.add_argument(
         "--how",
         default="direct",
@@ -187,7 +194,8 @@ def _write(plans: list[Plan], folder: Path, form: str) -> list[str]:
     for plan in plans:
         path = folder / f"{plan.name}.{'json' if form == 'json' else 'txt'}"
         written = serial.to_json(plan) if form == "json" else text.to_text(plan)
-        path.write_text(written, encoding="utf-8")
+        with writing(str(path)):
+            path.write_text(written, encoding="utf-8")
         files.append(str(path))
     return files
 
