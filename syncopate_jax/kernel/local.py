@@ -91,7 +91,8 @@ class PallasKernel:
     def _check_body(self) -> None:
         refs = [*self.operands, *self.results, *map(str, self.scratch_shapes)]
         addend = {"addend": None} if self.has_addend else {}
-        if not callable(self.body) or not takes(self.body, len(refs), **addend):
+        body: Any = self.body
+        if not callable(body) or not takes(body, len(refs), **addend):
             by_name = " and addend by name" if addend else ""
             raise InputError(
                 f"{self.name}: body must be a function of {len(refs)} references, one for each of "

@@ -10,19 +10,12 @@ from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.arguments import one_of
 from syncopate_jax.ir.comm import COLLECTIVES, Collective
 from syncopate_jax.ir.plan import Plan
-from syncopate_jax.registry import templates
+from syncopate_jax.registry import USUAL_TEMPLATES, templates
 
 Choice = str | tuple[str, Mapping[str, Any]]
 Choose = Mapping[str, Choice] | Callable[[str, int, int], Choice]
 
-DEFAULTS: dict[str, str] = {
-    "all_gather": "all_gather_swizzle",
-    "reduce_scatter": "reduce_scatter_direct",
-    "all_reduce": "all_reduce_two_shot",
-    "all_to_all": "all_to_all_waves",
-    "broadcast": "broadcast",
-}
-ONE_AXIS = "all_to_all_blocks"  # the default where an all_to_all splits and joins one axis
+ONE_AXIS = "all_to_all_blocks"  # the usual one where an all_to_all splits and joins one axis
 
 
 def check_choose(where: str, choose: Any) -> None:
@@ -50,7 +43,7 @@ def named_choice(where: str, kind: str, choice: Any) -> tuple[str, Mapping[str, 
 def default_template(part: Collective) -> str:
     """The template of a collective for which none is chosen."""
     one_axis = part.kind == "all_to_all" and part.split_axis == part.concat_axis
-    return ONE_AXIS if one_axis else DEFAULTS[part.kind]
+    return ONE_AXIS if one_axis else USUAL_TEMPLATES[part.kind]
 
 
 def from_template(head: Collective, name: str, arguments: Mapping[str, Any]) -> Plan:

@@ -73,7 +73,7 @@ def expand_collectives(
         a member contributes; a template is a name or a name and further arguments, such as
         ``{"all_reduce": ("all_reduce_two_shot", {"algorithm": "ring"})}``, or ``direct``, or
         ``synthesis`` (with further arguments of ``synthesize``). Kinds that are left out get
-        ``DEFAULTS``, or what ``how`` says.
+        ``registry.USUAL_TEMPLATES``, or what ``how`` says.
       topology: of the plan's ranks; synthesis needs it.
 
     Raises:
