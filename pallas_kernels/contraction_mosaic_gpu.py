@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from syncopate_jax.errors import InputError
-from syncopate_jax.kernel.local import PallasKernel, block_shape
+from syncopate_jax.kernel.blocks import block_shape
+from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.loop import Places, Use
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_kernel, matmul_tpu, tile_columns
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (

@@ -59,7 +59,7 @@ def all_gather_double_ring(
       InputError: an argument is out of range, or ``inner`` does not divide ``num_ranks``.
     """
     where = name or NAME
-    cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis)
+    cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis, hops=num_ranks - 1)
     ranks = cut.num_ranks
     size = group_size(where, ranks, inner)
     place, group = np.arange(ranks) % size, np.arange(ranks) // size

@@ -58,7 +58,7 @@ def all_gather_mesh(
       InputError: an argument is out of range, or ``mesh`` has another number of ranks.
     """
     where = name or NAME
-    cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis)
+    cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis, hops=num_ranks - 1)
     ranks = cut.num_ranks
     rows, columns = _mesh(where, ranks, mesh)
     across = one_of(where, "first", first, ("columns", "rows")) == 0

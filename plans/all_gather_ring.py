@@ -51,7 +51,7 @@ def all_gather_ring(
       InputError: an argument is out of range.
     """
     where = name or NAME
-    cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis)
+    cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis, hops=num_ranks - 1)
     ranks = np.arange(cut.num_ranks)[:, None]
     step = np.arange(cut.num_ranks - 1)
     moves = relay(

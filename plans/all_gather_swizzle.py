@@ -50,7 +50,7 @@ def all_gather_swizzle(
       InputError: an argument is out of range.
     """
     where = name or NAME
-    cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis)
+    cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis, hops=num_ranks - 1)
     ranks = np.arange(cut.num_ranks)[:, None]
     offset = np.arange(1, cut.num_ranks)
     towards = ranks + (offset if mode == "push" else -offset)

@@ -58,7 +58,7 @@ def all_reduce_one_shot(
     """
     where = name or NAME
     count = integer(where, "num_ranks", num_ranks, 1)
-    whole = cut_shards(where, 1, shape, axis, None, split, split_axis)
+    whole = cut_shards(where, 1, shape, axis, None, split, split_axis, hops=count * count)
     pull = one_of(where, "mode", mode, MODES) == 1
     moves = _moves(count, whole.lo[0], whole.hi[0], pull, reduction(where, reduce), produced)
     origin = origin_text(

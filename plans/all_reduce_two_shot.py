@@ -74,7 +74,9 @@ def all_reduce_two_shot(
       InputError: an argument is out of range.
     """
     where = name or NAME
-    cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis)
+    cut = cut_shards(
+        where, num_ranks, shape, axis, shards, split, split_axis, hops=2 * num_ranks - 1
+    )
     ring = one_of(where, "algorithm", algorithm, ("direct", "ring")) == 1
     phase = reduce_ring if ring else reduce_direct
     phases = [phase(where, mode, cut, reduction(where, reduce), produced)]

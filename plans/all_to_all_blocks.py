@@ -13,7 +13,7 @@ from syncopate_jax.ir.chunk import Box
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
 from syncopate_jax.ir.moves import MODES, Array, make_moves
 from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
-from syncopate_jax.ir.shards import cut_boxes, cut_shards
+from syncopate_jax.ir.shards import check_listed, cut_boxes, cut_shards
 from syncopate_jax.registry import templates
 
 NAME = "all_to_all_blocks"
@@ -59,10 +59,11 @@ def all_to_all_blocks(
     """
     where = name or NAME
     cut = cut_shards(where, num_ranks, shape, axis, shards)
-    sent = _counts(where, cut.sizes, cut.shape[cut.axis], counts, shards)
     pull = one_of(where, "mode", mode, MODES) == 1
     along = cut.axis if split_axis is None else axis_of(where, "split_axis", split_axis, cut.shape)
-    parts = integer(where, "split", split, 1)
+    parts = min(integer(where, "split", split, 1), max(cut.shape[along], 1))
+    check_listed(where, cut.num_ranks**2 * (parts + 1), "operations and goals")
+    sent = _counts(where, cut.sizes, cut.shape[cut.axis], counts, shards)
     ranks = np.arange(cut.num_ranks)[:, None]
     offset = np.arange(cut.num_ranks) + (1 if produced else 0)
     other = (ranks + (-offset if pull else offset)) % cut.num_ranks
@@ -147,11 +148,11 @@ def _initial(sent: Array, full: Box, axis: int, tensor: str, produced: bool) -> 
 
 def _goals(sent: Array, full: Box, axis: int, tensor: str, out: str) -> tuple[Goal, ...]:
     lo, hi, shift = _blocks(sent, full, axis)
-    goals = []
-    for d in range(len(sent)):
-        for s in range(len(sent)):
-            if np.all(hi[s, d] > lo[s, d]):
-                low, start = lo[s, d] + shift[s, d], tuple(lo[s, d].tolist())
-                box = Box(tuple(low.tolist()), tuple((low + hi[s, d] - lo[s, d]).tolist()))
-                goals.append(Goal(d, out, box, tensor, start, (s,)))
-    return tuple(goals)
+    there = np.all(hi > lo, axis=-1).T  # [destination, source]
+    target, source = np.nonzero(there)
+    start, end, by = (side[source, target] for side in (lo, hi, shift))
+    sides = (side.tolist() for side in (target, source, start, start + by, end + by))
+    return tuple(
+        Goal(d, out, Box(tuple(low), tuple(high)), tensor, tuple(read), (s,))
+        for d, s, read, low, high in zip(*sides, strict=True)
+    )

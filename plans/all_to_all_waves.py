@@ -56,11 +56,12 @@ def all_to_all_waves(
     """
     where = name or NAME
     names_to = ("split_to", "shards_to")
+    hops = num_ranks - 1
     before = cut_shards(
-        where, num_ranks, shape, split_from, shards, called=("split_from", "shards")
+        where, num_ranks, shape, split_from, shards, hops=hops, called=("split_from", "shards")
     )
     after = cut_shards(
-        where, num_ranks, shape, split_to, shards_to, split, split_axis, called=names_to
+        where, num_ranks, shape, split_to, shards_to, split, split_axis, hops=hops, called=names_to
     )
     if before.axis == after.axis:
         raise InputError(
@@ -69,7 +70,7 @@ def all_to_all_waves(
         )
     pull = one_of(where, "mode", mode, MODES) == 1
     if split_axis is not None and split_axis % len(before.shape) == before.axis:
-        before = cut_shards(where, num_ranks, shape, split_from, shards, split)
+        before = cut_shards(where, num_ranks, shape, split_from, shards, split, hops=hops)
         after = cut_shards(where, num_ranks, shape, split_to, shards_to)
     ranks = np.arange(before.num_ranks)[:, None, None]
     piece = np.arange(max(before.num_pieces, after.num_pieces))[:, None]

@@ -12,7 +12,7 @@ from syncopate_jax.ir.arguments import axis_of, integer, one_of, origin_text
 from syncopate_jax.ir.comm import DEFAULT_CHANNEL
 from syncopate_jax.ir.moves import MODES, make_moves
 from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
-from syncopate_jax.ir.shards import cut_boxes, cut_shards
+from syncopate_jax.ir.shards import check_listed, cut_boxes, cut_shards
 from syncopate_jax.registry import templates
 
 NAME = "broadcast"
@@ -61,13 +61,15 @@ def broadcast(
     along = (
         whole.axis if split_axis is None else axis_of(where, "split_axis", split_axis, whole.shape)
     )
-    lo, hi = cut_boxes(whole.lo[0, 0], whole.hi[0, 0], along, integer(where, "split", split, 1))
+    # Slots of a rank: a piece each in a chain or in pull mode, else a piece and a receiver each.
+    turns = 1 if chain or pull else count - 1
+    parts = min(integer(where, "split", split, 1), max(whole.shape[along], 1))
+    check_listed(where, count * parts * turns)
+    lo, hi = cut_boxes(whole.lo[0, 0], whole.hi[0, 0], along, parts)
     place = np.arange(1, count)  # of a receiver, counted from the root
     receiver = (first + place) % count
     sender = (first + place - 1) % count if chain else np.full(count - 1, first)
     driver = receiver if pull else sender
-    # Slots of a rank: a piece each in a chain or in pull mode, else a piece and a receiver each.
-    turns = 1 if chain or pull else count - 1
     turn = place - 1 if turns > 1 else 0 * place
     grid = (count, len(lo), turns)
     src, dst = np.zeros(grid, np.int64), np.zeros(grid, np.int64)

@@ -18,7 +18,7 @@ from syncopate_jax.ir.comm import (
     ComputeDep,
 )
 from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
-from syncopate_jax.ir.shards import cut_shards
+from syncopate_jax.ir.shards import check_listed, check_pieces, cut_shards
 from syncopate_jax.registry import templates
 
 NAME = "collective"
@@ -90,6 +90,7 @@ def collective(
     target = out or ("out" if kind == "all_reduce" else "recv")
     maker = _Maker(
         where=where,
+        members=sum(map(len, teams)),
         kind=kind,
         shape=whole,
         axis=along,
@@ -104,12 +105,14 @@ def collective(
             NAME, num_ranks=ranks, kind=kind, axis=axis, split=split, split_axis=split_axis
         ),
     )
+    if kind == "all_to_all":
+        check_listed(where, sum(len(team) ** 2 for team in teams), "goals")
     pieces = maker.pieces(integer(where, "split", split, 1), split_axis)
     listed: list[list[Collective]] = [[] for _ in range(ranks)]
     for team in teams:
         for op in maker.operations(team, pieces):
             listed[op.rank].append(op)
-    largest = [maker.received(team, place) for team in teams for place in range(len(team))]
+    largest = [box for team in teams for box in maker.received(team)]
     received = tuple(max((box.hi[i] for box in largest), default=0) for i in range(len(whole)))
     private = reducing or kind == "all_to_all"
     tensors = [Tensor(source, whole, dtype, private)]
@@ -122,7 +125,7 @@ def collective(
         ranks,
         tensors,
         sorted(region for region in initial if region.box.size),
-        sorted(goal for goal in goals if goal.box.size),
+        sorted((g for g in goals if g.box.size), key=lambda g: (g.rank, g.box.lo, g.box.hi)),
         listed,
     )
 
@@ -154,6 +157,7 @@ class _Maker:
     """What one kind of collective reads, writes and promises, for a group."""
 
     where: str
+    members: int  # of all groups
     kind: str
     shape: tuple[int, ...]
     axis: int
@@ -183,24 +187,27 @@ class _Maker:
             )
         if split == 1:
             return along, ((0, self.shape[along]),)
-        boxes = Box.full(self.shape).split(along, min(split, max(1, self.shape[along])))
+        parts = min(split, max(1, self.shape[along]))
+        check_pieces(self.where, split, self.members * parts, self.members)
+        boxes = Box.full(self.shape).split(along, parts)
         return along, tuple((box.lo[along], box.hi[along]) for box in boxes)
 
-    def sent(self, team: tuple[int, ...], place: int) -> Box:
-        """What the member at ``place`` of ``team`` contributes."""
+    def sent(self, team: tuple[int, ...]) -> list[Box]:
+        """What each member contributes."""
         if self.kind == "all_gather":
-            return self.cut(team)[place]
-        return Box.full(self.shape)
+            return self.cut(team)
+        return [Box.full(self.shape)] * len(team)
 
-    def received(self, team: tuple[int, ...], place: int) -> Box:
-        """What the member at ``place`` of ``team`` receives."""
+    def received(self, team: tuple[int, ...]) -> list[Box]:
+        """What each member receives."""
         if self.kind == "reduce_scatter":
-            return self.cut(team)[place]
+            return self.cut(team)
         if self.kind != "all_to_all":
-            return Box.full(self.shape)
-        extent = list(self.cut(team)[place].shape)
-        extent[self.concat] *= len(team)
-        return Box.full(tuple(extent))
+            return [Box.full(self.shape)] * len(team)
+        return [
+            Box.full(block.with_axis(self.concat, 0, block.shape[self.concat] * len(team)).shape)
+            for block in self.cut(team)
+        ]
 
     def cut(self, team: tuple[int, ...]) -> list[Box]:
         """The shard of each member."""
@@ -217,9 +224,9 @@ class _Maker:
         whole = len(intervals) == 1
         split_axis = self.axis if self.kind in ("reduce_scatter", "all_to_all") else -1
         concat_axis = {"all_gather": self.axis, "all_to_all": self.concat}.get(self.kind, -1)
+        boxes = list(zip(team, self.sent(team), self.received(team), strict=True))
         for lo, hi in intervals:
-            for place, rank in enumerate(team):
-                sent, received = self.sent(team, place), self.received(team, place)
+            for place, (rank, sent, received) in enumerate(boxes):
                 if not whole:
                     sent, received = (box.with_axis(along, lo, hi) for box in (sent, received))
                 src, dst = Chunk(self.source, sent), Chunk(self.target, received)
@@ -240,25 +247,26 @@ class _Maker:
 
     def initial(self, team: tuple[int, ...]) -> Iterator[Region]:
         """What the members hold at the start."""
-        for place, rank in enumerate(team):
+        for place, (rank, box) in enumerate(zip(team, self.sent(team), strict=True)):
             if place == 0 or self.kind != "broadcast":
-                yield Region(rank, self.source, self.sent(team, place), self.produced)
+                yield Region(rank, self.source, box, self.produced)
 
     def goals(self, team: tuple[int, ...]) -> Iterator[Goal]:
         """What the members must hold in the end."""
-        for place, rank in enumerate(team):
-            box = self.received(team, place)
-            if self.kind == "all_to_all":
-                yield from self._blocks(team, place, box)
-            elif self.reduce != "none":
+        if self.kind == "all_to_all":
+            yield from self._blocks(team)
+            return
+        for rank, box in zip(team, self.received(team), strict=True):
+            if self.reduce != "none":
                 source = self.source if self.target != self.source else ""
                 yield Goal(rank, self.target, box, source, ranks=team, reduce=self.reduce)
             else:
                 yield Goal(rank, self.target, box)
 
-    def _blocks(self, team: tuple[int, ...], place: int, box: Box) -> Iterator[Goal]:
-        block = self.cut(team)[place]
-        extent = block.shape[self.concat]
-        for i, sender in enumerate(team):
-            part = box.with_axis(self.concat, i * extent, (i + 1) * extent)
-            yield Goal(team[place], self.target, part, self.source, block.lo, (sender,))
+    def _blocks(self, team: tuple[int, ...]) -> Iterator[Goal]:
+        members = zip(team, self.cut(team), self.received(team), strict=True)
+        for rank, block, box in members:
+            extent = block.shape[self.concat]
+            for i, sender in enumerate(team):
+                part = box.with_axis(self.concat, i * extent, (i + 1) * extent)
+                yield Goal(rank, self.target, part, self.source, block.lo, (sender,))

@@ -57,7 +57,7 @@ def hierarchical_reduce_scatter(
       InputError: an argument is out of range, or ``nodes`` do not add up to ``num_ranks``.
     """
     where = name or NAME
-    cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis)
+    cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis, hops=num_ranks - 1)
     groups = make_nodes(where, cut.num_ranks, nodes)
     channels = tuple(dict.fromkeys((channel, outer_channel or channel)))
     hops = Hops(where, mode, cut)

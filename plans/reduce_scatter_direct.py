@@ -51,7 +51,7 @@ def reduce_scatter_direct(
       InputError: an argument is out of range.
     """
     where = name or NAME
-    cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis)
+    cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis, hops=num_ranks - 1)
     moves = reduce_direct(where, mode, cut, reduction(where, reduce), produced)
     origin = origin_text(
         NAME,

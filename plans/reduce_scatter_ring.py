@@ -55,7 +55,7 @@ def reduce_scatter_ring(
       InputError: an argument is out of range.
     """
     where = name or NAME
-    cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis)
+    cut = cut_shards(where, num_ranks, shape, axis, shards, split, split_axis, hops=num_ranks - 1)
     moves = reduce_ring(where, mode, cut, reduction(where, reduce), produced)
     origin = origin_text(
         NAME,

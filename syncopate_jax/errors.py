@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MAX_MESSAGE = 800  # characters of a FormatError
+
 
 class SyncopateError(Exception):
     """Base of every error raised on purpose by this package."""
@@ -15,7 +17,16 @@ class InputError(SyncopateError, ValueError):
 
 
 class FormatError(SyncopateError, ValueError):
-    """A file or text is malformed: the message names the place in it."""
+    """A file or text is malformed: the message names the place in it.
+
+    What it quotes may be of any length; a long message is cut in the middle.
+    """
+
+    def __init__(self, message: str):
+        if len(message) > MAX_MESSAGE:
+            half = MAX_MESSAGE // 2 - 1
+            message = f"{message[:half]} … {message[-half:]}"
+        super().__init__(message)
 
 
 class UnsupportedError(SyncopateError, NotImplementedError):

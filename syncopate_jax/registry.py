@@ -62,6 +62,15 @@ class Registry[T]:
 
 
 templates: Registry[Callable[..., Any]] = Registry("plan template", "syncopate_jax.plans")
+USUAL_TEMPLATES = {
+    "all_gather": "all_gather_swizzle",
+    "reduce_scatter": "reduce_scatter_direct",
+    "all_reduce": "all_reduce_two_shot",
+    "all_to_all": "all_to_all_waves",
+    "broadcast": "broadcast",
+}
+"""The template of each kind of collective for which none is chosen."""
+
 importers: Registry[Any] = Registry("importer", "syncopate_jax.importers")
 backends: Registry[Any] = Registry("backend", "syncopate_jax.backends")
 # What each does if nothing but its arrays and its mesh axis is given: an ``ops.spec.Contraction``.

@@ -116,9 +116,14 @@ class TestPlan:
             ([], "plan: needs TEMPLATE, --ranks, --shape; plan --list shows the templates"),
             (["all_gather_ring", "--ranks", "2"], "plan: needs --shape;"),
             (["nonsense", "--ranks", "2", "--shape", "4"], "no plan template is called 'nonsense'"),
-            ([*RING[1:], "--shape", "6,-4"], "--shape '6,-4' must be extents such as 8192,4096"),
-            ([*RING[1:], "--shape", ""], "--shape '' must be extents"),
-            ([*RING[1:], "--shape", "9" * 5000], "must be extents"),
+            ([*RING[1:], "--shape", "6,-4"], "--shape '6,-4': needs integers of 0 to 2147483647"),
+            ([*RING[1:], "--shape", ""], "--shape '': needs integers separated by commas, such as"),
+            ([*RING[1:], "--shape", "9" * 5000], "99…': needs integers of 0 to 2147483647, found"),
+            (
+                [*RING[1:], "--shape", "999999999996"],
+                "needs integers of 0 to 2147483647, found 999999999996",
+            ),
+            ([*RING[1:], "--out", "/dev/full"], "/dev/full: No space left on device"),
             ([*RING[1:], "--set", "split"], "--set 'split' must be KEY=VALUE"),
             ([*RING[1:], "--set", "colour=1"], "has no argument 'colour'; it takes dtype, axis,"),
             ([*RING[1:], "--set", "num_ranks=1"], "has no argument 'num_ranks'"),
@@ -146,6 +151,13 @@ class TestPlan:
 
 
 class TestVerify:
+    def test_quotes_no_more_of_a_file_than_can_be_read(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        (tmp_path / "junk").write_text("plan a ranks 2\n" + "z" * 100_000)
+        code, _, err = run(capsys, "verify", tmp_path / "junk")
+        assert code == 2 and "line 2: found 'zzz" in err and len(err) < 1000
+
     @pytest.mark.parametrize("form", ["json", "text"])
     def test_proves(self, form: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         run(capsys, *RING, "--format", form, "--out", tmp_path / "p")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from syncopate_jax.advice.layers import Layer
 from syncopate_jax.errors import InputError, UnsupportedError
-from syncopate_jax.ir.arguments import integer
-from syncopate_jax.ir.plan import Plan, Tensor
+from syncopate_jax.ir.arguments import integer, one_of
+from syncopate_jax.ir.plan import ITEM_SIZES, Plan, Tensor
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.ops.blocked import block
 from syncopate_jax.ops.exchange_plan import split_axis
@@ -122,6 +122,7 @@ def advise(
     if not layers:
         raise InputError("advise: needs at least one layer")
     integer("advise", "tokens", tokens, 1)
+    one_of("advise", "dtype", dtype, tuple(sorted(ITEM_SIZES)))
     degrees = _degrees(layers, topology, tokens, tp_degrees)
     total, done = len(degrees) * len(layers), 0
     choices: list[Choice] = []

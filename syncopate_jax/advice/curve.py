@@ -54,6 +54,8 @@ def check_picture(path: str | Path) -> None:
     suffix = Path(path).suffix.lower()
     if suffix not in (".svg", ".png"):
         raise InputError(f"picture {path}: needs a name that ends in .svg or .png")
+    if not Path(path).parent.is_dir():
+        raise InputError(f"picture {path}: there is no folder {Path(path).parent}; make it first")
     if importlib.util.find_spec("matplotlib") is None:
         raise UnsupportedError(
             f"picture {path}: needs matplotlib: pip install 'syncopate-jax[viz]'; the table needs "

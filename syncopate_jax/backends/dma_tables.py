@@ -23,7 +23,7 @@ from syncopate_jax.backends.dma_layout import (
 from syncopate_jax.backends.in_order import START, WAIT, sequence
 from syncopate_jax.backends.interface import Work
 from syncopate_jax.errors import UnsupportedError
-from syncopate_jax.kernel.local import block_shape
+from syncopate_jax.kernel.blocks import block_shape
 
 # A work is laid out when the backend is asked about it and whenever its operator is traced.
 _made: weakref.WeakKeyDictionary[Work, Layout] = weakref.WeakKeyDictionary()

@@ -5,10 +5,17 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from syncopate_jax.commands.command import DONE, Command, add_json_flag, print_json
+from syncopate_jax.commands.command import (
+    DONE,
+    Command,
+    add_json_flag,
+    file_name,
+    integers,
+    print_json,
+    writing,
+)
 from syncopate_jax.commands.progress import Progress
 from syncopate_jax.commands.synthesize import add_topology_arguments, given_topology
-from syncopate_jax.errors import InputError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +28,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tokens", type=int, default=8192, help="of one group (8192)")
     parser.add_argument("--dtype", default="bfloat16", help="of operands and results (bfloat16)")
-    parser.add_argument("--picture", metavar="FILE", help="draw the curve here (.svg or .png)")
+    parser.add_argument(
+        "--picture",
+        type=file_name,
+        metavar="FILE",
+        help="draw the curve here (.svg or .png)",
+    )
     add_json_flag(parser)
 
 
@@ -34,10 +46,7 @@ def run(args: argparse.Namespace) -> int:
     layers = model_layers(args.model)
     degrees = None
     if args.degrees is not None:
-        parts = args.degrees.split(",")
-        if not all(part.strip().isdecimal() and len(part) < 12 for part in parts):
-            raise InputError(f"--degrees {args.degrees!r}: needs integers separated by commas")
-        degrees = tuple(int(part) for part in parts)
+        degrees = integers("--degrees", args.degrees, least=1, example="2,4")
     if args.picture is not None:
         curve.check_picture(args.picture)
     with Progress(f"advise {args.model}") as progress:
@@ -50,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
             progress=progress,
         )
     if args.picture is not None:
-        curve.draw(advice, args.picture, f"{args.model}, {args.tokens} tokens, {topology.name}")
+        title = f"{args.model}, {args.tokens} tokens, {topology.name}"
+        with writing(args.picture):
+            curve.draw(advice, args.picture, title)
     if args.json:
         print_json(
             {

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+from syncopate_jax.errors import InputError
+from syncopate_jax.ir.arguments import MAX_EXTENT
 
 DONE, NO, WRONG = 0, 1, 2
 
@@ -39,3 +44,34 @@ def add_json_flag(parser: argparse.ArgumentParser) -> None:
 def print_json(value: object) -> None:
     """One JSON document on stdout."""
     print(json.dumps(value, indent=1))
+
+
+def integers(flag: str, given: str, least: int = 0, example: str = "8192,4096") -> tuple[int, ...]:
+    """The integers of ``--flag A,B,…``, each of ``least`` to ``MAX_EXTENT``; else InputError."""
+    shown = given if len(given) <= 60 else f"{given[:60]}…"
+    words = [word.strip() for word in given.split(",")]
+    if not all(re.fullmatch(r"-?[0-9]+", word) for word in words):
+        raise InputError(f"{flag} {shown!r}: needs integers separated by commas, such as {example}")
+    for word in words:
+        # Python refuses to read numbers of thousands of digits.
+        if len(word) > 20 or not least <= int(word) <= MAX_EXTENT:
+            raise InputError(
+                f"{flag} {shown!r}: needs integers of {least} to {MAX_EXTENT}, found {word[:40]}"
+            )
+    return tuple(map(int, words))
+
+
+def file_name(given: str) -> str:
+    """``given``, as the ``type`` of an argument that names what is to be written."""
+    if not given:
+        raise argparse.ArgumentTypeError("'' names no file")
+    return given
+
+
+@contextmanager
+def writing(name: str) -> Iterator[None]:
+    """What goes wrong in it names the file: a full disk, for one, does not."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), name) from error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from syncopate_jax.commands.command import DONE, NO, Command, add_json_flag, print_json
 from syncopate_jax.commands.progress import Progress
 from syncopate_jax.errors import InputError
+from syncopate_jax.ir.arguments import integer
 
 if TYPE_CHECKING:
     from syncopate_jax.commands.feed_forward import Outcome
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("ranks", "tokens", "hidden", "ffn", "split"):
         if getattr(args, name) < 1:
             raise InputError(f"--{name} must be at least 1, found {getattr(args, name)}")
+    integer("demo", "seed", args.seed, 0)
     for name in ("tokens", "hidden", "ffn"):
         if getattr(args, name) % args.ranks:
             raise InputError(

@@ -6,7 +6,13 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from syncopate_jax.commands.command import DONE, Command, add_json_flag, print_json
+from syncopate_jax.commands.command import (
+    DONE,
+    Command,
+    add_json_flag,
+    integers,
+    print_json,
+)
 from syncopate_jax.commands.progress import Progress
 from syncopate_jax.commands.simulate import read_topology
 from syncopate_jax.errors import InputError
@@ -14,6 +20,7 @@ from syncopate_jax.registry import backends, operators
 
 if TYPE_CHECKING:
     from syncopate_jax.check.simulate import Comparison
+    from syncopate_jax.ir.topology import Topology
     from syncopate_jax.ops.spec import Contraction
 
 SPLITS = (1, 2, 4, 8)
@@ -43,20 +50,20 @@ def run(args: argparse.Namespace) -> int:
     spec, lhs, rhs = _local(args.operator, m, k, n, args.ranks)
     topology = read_topology(args.topology, args.ranks)
     with Progress(f"explain {args.operator}"):
-        from syncopate_jax.ops.prediction import predict
-        from syncopate_jax.options import Options
+        from syncopate_jax.ops.operands import DTYPES
 
+        if args.dtype not in DTYPES:
+            raise InputError(
+                f"explain {args.operator}: --dtype {args.dtype!r} is none that operators take; "
+                f"needs one of {', '.join(DTYPES)}"
+            )
         auto = _auto(spec, lhs, rhs, args)
-        predicted = {
-            split: predict(spec, lhs, rhs, topology, Options(split=split), dtype=args.dtype)
-            for split in SPLITS
-        }
         verdicts = _verdicts(spec, lhs, rhs, args)
-    best = min(predicted, key=lambda split: (predicted[split].fused, split))
+        forecast = _forecast(spec, lhs, rhs, topology, args)
     if args.json:
-        print_json(_json(args, verdicts, auto, predicted, best))
+        print_json(_json(args, verdicts, auto, forecast))
     else:
-        _report(args, verdicts, auto, predicted, best)
+        _report(args, verdicts, auto, forecast)
     return DONE
 
 
@@ -68,11 +75,24 @@ class Verdict:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Predicted times by split, or ``missing``: why there are none."""
+
+    times: dict[int, Comparison]
+    missing: str = ""
+
+    @property
+    def best(self) -> int | None:
+        """The split of the shortest fused time."""
+        return min(self.times, key=lambda split: (self.times[split].fused, split), default=None)
+
+
 def _shape(text: str) -> tuple[int, int, int]:
-    parts = text.split(",")
-    if len(parts) != 3 or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise InputError(f"--shape {text!r}: needs three positive integers M,K,N")
-    m, k, n = (int(part) for part in parts)
+    found = integers("--shape", text, least=1, example="8192,4096,4096")
+    if len(found) != 3:
+        raise InputError(f"--shape {text!r}: needs three integers M,K,N")
+    m, k, n = found
     return m, k, n
 
 
@@ -129,6 +149,8 @@ def _verdicts(
         options = Options(backend=name, target=args.target, launch=launch)
         try:
             fused.choose_backend(spec, options)
+            if name != "xla":
+                fused.check_digits(spec.kind, args.dtype)
             fused.build(spec.kind, layout, args.dtype, args.dtype, ("ranks",), options)
         except SyncopateError as error:
             found.append(Verdict(name, str(error).rpartition(f"\n  {name}: ")[2]))
@@ -137,12 +159,30 @@ def _verdicts(
     return found
 
 
-def _report(
+def _forecast(
+    spec: Contraction,
+    lhs: tuple[int, ...],
+    rhs: tuple[int, ...],
+    topology: Topology,
     args: argparse.Namespace,
-    verdicts: list[Verdict],
-    auto: str,
-    predicted: dict[int, Comparison],
-    best: int,
+) -> Forecast:
+    """What the operator's usual plan would take, if the topology has the links that it uses."""
+    from syncopate_jax.ops.prediction import predict
+    from syncopate_jax.options import Options
+
+    try:
+        return Forecast(
+            {
+                split: predict(spec, lhs, rhs, topology, Options(split=split), dtype=args.dtype)
+                for split in SPLITS
+            }
+        )
+    except InputError as error:
+        return Forecast({}, str(error))
+
+
+def _report(
+    args: argparse.Namespace, verdicts: list[Verdict], auto: str, forecast: Forecast
 ) -> None:
     print(f"{args.operator}, {args.ranks} ranks, M,K,N = {args.shape} over all ranks, {args.dtype}")
     print(f"\nbackends, for target {args.target}:")
@@ -150,9 +190,12 @@ def _report(
         print(f"  {verdict.backend:<15} {verdict.reason or 'can do it'}")
     why = "no measurement says that another is faster" if auto == "xla" else "measured so"
     print(f"\nbackend 'auto' takes {auto} for this shape on {args.topology}: {why}")
+    if forecast.missing:
+        print(f"\nno prediction on {args.topology}: {forecast.missing}")
+        return
     print(f"\npredicted on {args.topology}, for a kernel that reaches the topology's rates:")
-    for split, one in predicted.items():
-        mark = "  <- best" if split == best else ""
+    for split, one in forecast.times.items():
+        mark = "  <- best" if split == forecast.best else ""
         print(
             f"  split {split}: unfused {one.unfused * 1e6:8.1f} us   "
             f"fused {one.fused * 1e6:8.1f} us   bound {one.bound * 1e6:8.1f} us{mark}"
@@ -160,11 +203,7 @@ def _report(
 
 
 def _json(
-    args: argparse.Namespace,
-    verdicts: list[Verdict],
-    auto: str,
-    predicted: dict[int, Comparison],
-    best: int,
+    args: argparse.Namespace, verdicts: list[Verdict], auto: str, forecast: Forecast
 ) -> dict[str, Any]:
     return {
         "operator": args.operator,
@@ -174,14 +213,15 @@ def _json(
         "target": args.target,
         "auto": auto,
         "backends": {v.backend: {"can": not v.reason, "reason": v.reason} for v in verdicts},
-        "best_split": best,
+        "best_split": forecast.best,
+        "no_prediction": forecast.missing,
         "predicted_us": {
             str(split): {
                 "unfused": one.unfused * 1e6,
                 "fused": one.fused * 1e6,
                 "bound": one.bound * 1e6,
             }
-            for split, one in predicted.items()
+            for split, one in forecast.times.items()
         },
     }
 

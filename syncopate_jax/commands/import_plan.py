@@ -8,15 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from syncopate_jax.commands.command import DONE, Command, add_json_flag, print_json
+from syncopate_jax.commands.command import (
+    DONE,
+    Command,
+    add_json_flag,
+    file_name,
+    print_json,
+    writing,
+)
 from syncopate_jax.commands.progress import Progress
 from syncopate_jax.commands.simulate import read_topology
-from syncopate_jax.errors import FormatError, InputError, UnsupportedError
+from syncopate_jax.errors import FormatError, InputError, SyncopateError, UnsupportedError
 from syncopate_jax.ir import serial, text
+from syncopate_jax.ir.arguments import one_of
+from syncopate_jax.ir.comm import COLLECTIVES
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.topology import Topology
-from syncopate_jax.passes.expand_collectives import expand_collectives
-from syncopate_jax.registry import importers
+from syncopate_jax.passes.expand_collectives import DIRECT, HOW, SYNTHESIS, expand_collectives
+from syncopate_jax.registry import importers, templates
 
 if TYPE_CHECKING:
     from syncopate_jax.importers.program import ImportedProgram, Reader
@@ -26,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("importer", metavar="IMPORTER", nargs="?", help="name of an importer")
     parser.add_argument("file", metavar="FILE", nargs="?", help="- reads standard input")
     parser.add_argument("--list", action="store_true", help="list the importers and stop")
-    parser.add_argument("--out", metavar="FOLDER", help="write each plan here")
+    parser.add_argument("--out", type=file_name, metavar="FOLDER", help="write each plan here")
     parser.add_argument(
         "--how",
         default="direct",
@@ -44,8 +53,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KIND=TEMPLATE",
-        help="the template of a kind of collective, for --how template; by default the one that "
-        "the file's system uses, if it says so",
+        help="the template of a kind of collective, for --how template or synthesis; by default "
+        "the one that the file's system uses, if it says so",
     )
     parser.add_argument(
         "--format", choices=("text", "json"), default="json", help="form of the plans"
@@ -64,13 +73,19 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             f"import: no importer of files is called {args.importer!r}; known: {known}"
         )
-    chosen = dict(_choice(word) for word in args.choose)
+    chosen = _chosen(args)
     with Progress(f"import {args.file}"):
         program = _read(reader, args.file)
         topology = (
             None if args.topology is None else read_topology(args.topology, program.num_ranks)
         )
-        made = _lowered(program, args.how, chosen, topology) if args.out or args.json else []
+        if topology is not None and topology.num_ranks != program.num_ranks:
+            raise InputError(
+                f"import: --topology {args.topology} has {topology.num_ranks} ranks, {args.file} "
+                f"has {program.num_ranks}"
+            )
+        lowers = args.out is not None or args.json or chosen
+        made = _lowered(program, args.how, chosen, topology) if lowers else []
     plans = [plan for plan in made if isinstance(plan, Plan)]
     files = [] if args.out is None else _write(plans, Path(args.out), args.format)
     if args.json:
@@ -104,11 +119,44 @@ def _list(as_json: bool) -> int:
     return DONE
 
 
-def _choice(word: str) -> tuple[str, str]:
-    kind, equals, template = word.partition("=")
-    if not equals or not template:
-        raise InputError(f"import: --choose {word!r} must be KIND=TEMPLATE")
-    return kind, template
+def _chosen(args: argparse.Namespace) -> dict[str, str]:
+    """The template of each kind that ``--choose`` names; checks it and what it goes with."""
+    one_of("import", "--how", args.how, HOW)
+    if args.how == SYNTHESIS and args.topology is None:
+        raise InputError("import: --how synthesis needs --topology")
+    if args.how == DIRECT and args.choose:
+        raise InputError(
+            f"import: --choose {args.choose[0]!r} needs --how template; with --how direct "
+            f"collectives stay whole"
+        )
+    chosen = {}
+    for word in args.choose:
+        kind, equals, template = word.partition("=")
+        if not equals or not template:
+            raise InputError(f"import: --choose {word!r} must be KIND=TEMPLATE")
+        one_of("import", f"--choose {word!r}: kind", kind, COLLECTIVES)
+        if template == SYNTHESIS and args.topology is None:
+            raise InputError(f"import: --choose {word!r} needs --topology")
+        if template not in (DIRECT, SYNTHESIS):
+            _check_serves(word, kind, template)
+        chosen[kind] = template
+    return chosen
+
+
+def _check_serves(word: str, kind: str, template: str) -> None:
+    """Raises InputError unless the template does some collective of the kind."""
+    templates.get(template)
+    reasons = []
+    # An all-to-all may join the axis that it splits or another one: they have other templates.
+    for axes in ({}, {"concat_axis": 1}) if kind == "all_to_all" else ({},):
+        small = templates.get("collective")(4, (4, 4), kind=kind, **axes)
+        try:
+            expand_collectives(small, "template", {kind: template})
+        except SyncopateError as error:
+            reasons.append(str(error))
+        else:
+            return
+    raise InputError(f"import: --choose {word!r}: {reasons[0]}")
 
 
 def _read(reader: Reader, name: str) -> ImportedProgram:
@@ -132,6 +180,8 @@ def _lowered(
         try:
             plan = expand_collectives(collective.plan(), how, {**own, **chosen}, topology)
         except UnsupportedError as error:
+            if collective.kind in chosen:
+                raise UnsupportedError(f"{collective.name}: {error}") from error
             made.append(str(error))
         else:
             made.append(replace(plan, name=f"{i:03}_{plan.name}"))
@@ -144,7 +194,8 @@ def _write(plans: list[Plan], folder: Path, form: str) -> list[str]:
     for plan in plans:
         path = folder / f"{plan.name}.{'json' if form == 'json' else 'txt'}"
         written = serial.to_json(plan) if form == "json" else text.to_text(plan)
-        path.write_text(written, encoding="utf-8")
+        with writing(str(path)):
+            path.write_text(written, encoding="utf-8")
         files.append(str(path))
     return files
 

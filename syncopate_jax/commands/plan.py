@@ -8,7 +8,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from syncopate_jax.commands.command import DONE, Command, add_json_flag, print_json
+from syncopate_jax.commands.command import (
+    DONE,
+    Command,
+    add_json_flag,
+    file_name,
+    integers,
+    print_json,
+    writing,
+)
 from syncopate_jax.commands.progress import Progress
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir import serial, text
@@ -38,7 +46,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="any other argument of the template; VALUE is JSON or a plain word",
     )
-    parser.add_argument("--out", metavar="FILE", help="write the plan here (default: print it)")
+    parser.add_argument(
+        "--out",
+        type=file_name,
+        metavar="FILE",
+        help="write the plan here (default: print it)",
+    )
     parser.add_argument(
         "--format",
         choices=("text", "json"),
@@ -63,14 +76,16 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"plan: needs {', '.join(missing)}; plan --list shows the templates")
     template = templates.get(args.template)
     given = _arguments(args, template)
+    shape = integers("--shape", args.shape.replace("x", ","))
     with Progress(f"plan {args.template}"):
-        plan = template(args.ranks, _shape(args.shape), **given)
+        plan = template(args.ranks, shape, **given)
         form = args.format or _default_format(args)
         written = serial.to_json(plan) if form == "json" else text.to_text(plan)
     if args.out is None:
         print(written, end="" if written.endswith("\n") else "\n")
         return DONE
-    Path(args.out).write_text(written, encoding="utf-8")
+    with writing(args.out):
+        Path(args.out).write_text(written, encoding="utf-8")
     _report(args, plan)
     return DONE
 
@@ -103,13 +118,6 @@ def _list(as_json: bool) -> int:
 def _summary(template: Callable[..., Plan]) -> str:
     """The first line of the docstring of the template's file: each holds one algorithm."""
     return (inspect.getdoc(inspect.getmodule(template)) or "").partition("\n")[0]
-
-
-def _shape(given: str) -> tuple[int, ...]:
-    parts = given.replace("x", ",").split(",")
-    if not all(part.strip().isdecimal() and len(part) < 12 for part in parts):
-        raise InputError(f"plan: --shape {given!r} must be extents such as 8192,4096")
-    return tuple(int(part) for part in parts)
 
 
 def _arguments(args: argparse.Namespace, template: Callable[..., Plan]) -> dict[str, object]:

@@ -11,7 +11,14 @@ from syncopate_jax.check.timeline import check_picture, draw
 from syncopate_jax.check.timing import Timeline
 from syncopate_jax.check.trace import write_trace
 from syncopate_jax.check.verify import verify
-from syncopate_jax.commands.command import DONE, Command, add_json_flag, print_json
+from syncopate_jax.commands.command import (
+    DONE,
+    Command,
+    add_json_flag,
+    file_name,
+    print_json,
+    writing,
+)
 from syncopate_jax.commands.plan_files import add_plan_argument, read_plan
 from syncopate_jax.commands.progress import Progress
 from syncopate_jax.ir import presets, topology_json
@@ -31,8 +38,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="h100, h200, h200_measured, pcie, ring, nodes:AxB, torus:AxB or a JSON file",
     )
-    parser.add_argument("--trace", metavar="FILE", help="write a Chrome/Perfetto trace here")
-    parser.add_argument("--picture", metavar="FILE", help="draw the timeline here (.svg or .png)")
+    parser.add_argument(
+        "--trace", type=file_name, metavar="FILE", help="write a Chrome/Perfetto trace here"
+    )
+    parser.add_argument(
+        "--picture", type=file_name, metavar="FILE", help="draw the timeline here (.svg or .png)"
+    )
     add_json_flag(parser)
 
 
@@ -47,9 +58,11 @@ def run(args: argparse.Namespace) -> int:
         _warn_of_findings(plan)
         timeline = simulate(plan, read_topology(args.topology, plan.num_ranks), progress=progress)
         if args.trace is not None:
-            write_trace(timeline, args.trace)
+            with writing(args.trace):
+                write_trace(timeline, args.trace)
         if args.picture is not None:
-            draw(timeline, args.picture)
+            with writing(args.picture):
+                draw(timeline, args.picture)
         if args.json:
             print_json(timeline.summary())
         else:

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from syncopate_jax.check.simulate import simulate
 from syncopate_jax.check.verify import check
-from syncopate_jax.commands.command import DONE, Command, add_json_flag, print_json
+from syncopate_jax.commands.command import (
+    DONE,
+    Command,
+    add_json_flag,
+    file_name,
+    integers,
+    print_json,
+    writing,
+)
 from syncopate_jax.commands.progress import Progress
 from syncopate_jax.commands.simulate import read_topology
 from syncopate_jax.errors import InputError
@@ -41,7 +49,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of random ties (0)")
     parser.add_argument("--mode", default="push", metavar="M", help="push or pull (push)")
     parser.add_argument("--channels", metavar="C,D,…", help="channels used (all but host)")
-    parser.add_argument("--out", metavar="FILE", help="write the plan here (default: print it)")
+    parser.add_argument(
+        "--out",
+        type=file_name,
+        metavar="FILE",
+        help="write the plan here (default: print it)",
+    )
     add_json_flag(parser)
 
 
@@ -83,9 +96,9 @@ def given_topology(args: argparse.Namespace) -> Topology:
 
 def run(args: argparse.Namespace) -> int:
     topology = given_topology(args)
-    shape = _numbers("--shape", args.shape)
+    shape = integers("--shape", args.shape)
     data = {
-        "group": None if args.group is None else _numbers("--group", args.group),
+        "group": None if args.group is None else integers("--group", args.group, example="0,1,2"),
         "dimension": args.dimension,
         "to_dimension": args.to_dimension,
         "root": args.root,
@@ -101,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         as_json = args.out.endswith(".json")
         written = serial.to_json(plan) if as_json else text.to_text(plan)
-        Path(args.out).write_text(written, encoding="utf-8")
+        with writing(args.out):
+            Path(args.out).write_text(written, encoding="utf-8")
     if args.json:
         print_json(
             {
@@ -125,14 +139,6 @@ def run(args: argparse.Namespace) -> int:
         file=sys.stderr if args.out is None else sys.stdout,
     )
     return DONE
-
-
-def _numbers(flag: str, given: str) -> tuple[int, ...]:
-    parts = given.split(",")
-    # No extent has 12 digits, and Python refuses to read those of thousands.
-    if not all(part.strip().isdecimal() and len(part) < 12 for part in parts):
-        raise InputError(f"{flag} {given!r}: needs integers separated by commas, such as 8192,4096")
-    return tuple(int(part) for part in parts)
 
 
 COMMAND = Command("synthesize", "make a plan for a topology", configure, run)

@@ -10,16 +10,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-Sharding = Mapping[str, tuple[str, ...]]
+from syncopate_jax.registry import USUAL_TEMPLATES
 
-TEMPLATES = {
-    "all_gather": "all_gather_swizzle",
-    "reduce_scatter": "reduce_scatter_direct",
-    "all_reduce": "all_reduce_two_shot",
-    "all_to_all": "all_to_all_waves",
-    "slice": "",
-}
-"""The plan template of each kind of move; a slice needs none, it takes a part of what is there."""
+Sharding = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +37,8 @@ class Move:
 
     @property
     def template(self) -> str:
-        """Name of the plan template that does it, empty for a slice."""
-        return TEMPLATES[self.kind]
+        """Name of the plan template that does it; empty for a slice, which takes a part."""
+        return USUAL_TEMPLATES.get(self.kind, "")
 
     def __str__(self) -> str:
         axes = ",".join(self.axis_names)

@@ -69,6 +69,7 @@ class _Builder:
         self.channels: dict[str, int] = {}
         self.groups: dict[tuple[int, ...], int] = {}
         self.origins: dict[str, int] = {}
+        self.group: tuple[tuple[int, ...] | None, int] = (None, -1)  # the last operation's
         self.columns: dict[str, list[Any]] = {name: [] for name in Columns.__slots__}
 
     def build(self, ops: Sequence[Sequence[Operation]]) -> Plan:
@@ -115,8 +116,9 @@ class _Builder:
             put("kind", _position(comm.KINDS, op.kind, where, "kind"))
             put("src_rank", op.rank)
             put("dst_rank", op.rank)
-            group = self.groups.setdefault(op.ranks, len(self.groups))
-            extra = (group, op.split_axis, op.concat_axis)
+            if op.ranks is not self.group[0]:  # a look-up reads all of the group
+                self.group = op.ranks, self.groups.setdefault(op.ranks, len(self.groups))
+            extra = (self.group[1], op.split_axis, op.concat_axis)
         for key, value in zip(("group", "split_axis", "concat_axis"), extra, strict=True):
             put(key, value)
         for dep in op.deps:

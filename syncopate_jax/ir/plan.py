@@ -113,14 +113,13 @@ class Goal:
     reduce: str = "sum"
 
     def __post_init__(self) -> None:
-        known = comm.REDUCTIONS[1:]
-        where = f"goal {self.tensor}{self.box} of rank {self.rank}"
+        known, fault = comm.REDUCTIONS[1:], ""
         if self.reduce not in known:
-            raise InputError(f"{where}: reduction {self.reduce!r} is not one of {', '.join(known)}")
-        if self.reduce != "sum" and not self.ranks:
-            raise InputError(
-                f"{where}: is a {self.reduce} over no ranks; name the ranks, or leave out reduce"
-            )
+            fault = f"reduction {self.reduce!r} is not one of {', '.join(known)}"
+        elif self.reduce != "sum" and not self.ranks:
+            fault = f"is a {self.reduce} over no ranks; name the ranks, or leave out reduce"
+        if fault:  # plans have many goals, and words take time
+            raise InputError(f"goal {self.tensor}{self.box} of rank {self.rank}: {fault}")
 
     @property
     def source_chunk(self) -> Chunk:

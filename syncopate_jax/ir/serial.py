@@ -221,6 +221,14 @@ def _fault(plan: Plan) -> str | None:
     wrong = np.flatnonzero((c.kind != 0) & (c.group < 0))
     if len(wrong):
         return f"columns.group[{wrong[0]}]: found -1, needs the group of the collective"
+    for name in ("group", "split_axis", "concat_axis"):
+        column = getattr(c, name)
+        wrong = np.flatnonzero((c.kind == 0) & (column != -1))
+        if len(wrong):
+            return (
+                f"columns.{name}[{wrong[0]}]: found {column[wrong[0]]}, needs -1, as the operation "
+                f"is no collective"
+            )
     return _head_fault(plan) or next(filter(None, map(lambda s: _box_fault(c, s), _SIDES)), None)
 
 

@@ -13,6 +13,9 @@ from syncopate_jax.ir.chunk import Box, split_points
 
 Array = np.ndarray
 MAX_PIECES = 2**20  # of all shards together: plans list a transfer for each, and most rank by rank
+MAX_LISTED = 2**24
+"""Operations of a template's plan, and its goals where there are as many: at some 500 bytes each
+while it is built, more would fill the memory of a usual machine."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +72,7 @@ def cut_shards(
     split: int = 1,
     split_axis: int | None = None,
     *,
+    hops: int = 0,
     called: tuple[str, str] = ("axis", "shards"),
 ) -> Shards:
     """Cuts ``shape`` along ``axis`` into ``num_ranks`` shards of ``split`` pieces each.
@@ -78,10 +82,12 @@ def cut_shards(
       shards: extent of each shard; as equal as can be if None.
       split: pieces a shard, as equal as can be; beyond its extent they are empty.
       split_axis: the axis along which shards are cut into pieces; ``axis`` if None.
+      hops: operations that the plan will list for each piece.
       called: what the caller calls ``axis`` and ``shards``, for messages.
 
     Raises:
-      InputError: an argument is out of range, or ``shards`` do not add up to the extent.
+      InputError: an argument is out of range, ``shards`` do not add up to the extent, or there
+        would be more pieces or operations than fit.
     """
     ranks = integer(where, "num_ranks", num_ranks, 1)
     whole = extents(where, shape)
@@ -90,16 +96,32 @@ def cut_shards(
     parts = integer(where, "split", split, 1)
     along = axis if split_axis is None else axis_of(where, "split_axis", split_axis, whole)
     pieces = ranks * max(1, min(parts, max(sizes) if along == axis else whole[along]))
-    if pieces > MAX_PIECES:
-        raise InputError(
-            f"{where}: split {parts} makes {pieces} pieces of the shards of {ranks} ranks, at most "
-            f"{MAX_PIECES} fit; use a smaller split"
-        )
+    check_pieces(where, parts, pieces, ranks)
+    check_listed(where, pieces * hops)
     start = np.cumsum((0, *sizes))
     lo = np.zeros((ranks, len(whole)), np.int64)
     hi = np.tile(np.array(whole, np.int64), (ranks, 1))
     lo[:, axis], hi[:, axis] = start[:-1], start[1:]
     return Shards(whole, axis, sizes, *cut_boxes(lo, hi, along, parts))
+
+
+def check_pieces(where: str, split: int, pieces: int, ranks: int, called: str = "split") -> None:
+    """Raises InputError where ``split`` makes more pieces of the shards of all ranks than fit."""
+    if pieces > MAX_PIECES:
+        raise InputError(
+            f"{where}: {called} {split} makes {pieces} pieces of the shards of {ranks} ranks, at "
+            f"most {MAX_PIECES} fit; give {called} a smaller number"
+        )
+
+
+def check_listed(where: str, count: int, what: str = "operations") -> None:
+    """Raises InputError if a plan that lists ``count`` operations would not fit in memory."""
+    if count > MAX_LISTED:
+        raise InputError(
+            f"{where}: the plan would list {count} {what}, at most {MAX_LISTED} fit; use fewer "
+            f"ranks, such as those of a node, a smaller split, or template 'collective', which "
+            f"lists one operation a rank"
+        )
 
 
 def cut_boxes(lo: Array, hi: Array, axis: int, parts: int) -> tuple[Array, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,13 @@ from jax.experimental import pallas as pl
 
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.kernel.access import Access, AnyAccess, BoxAccess
+from syncopate_jax.kernel.blocks import (
+    block_indices,
+    block_shape,
+    check_spec,
+    check_written,
+    takes,
+)
 from syncopate_jax.kernel.loop import LoopBody
 from syncopate_jax.kernel.tiles import Axis, TileSpace
 from syncopate_jax.kernel.triton_body import TritonBody
@@ -29,7 +37,7 @@ class PallasKernel:
       body: ``body(*input_refs, *output_refs, *scratch_refs)``; if ``has_addend`` it also takes
         ``addend=None``, a function without arguments whose value the epilogue adds to the tile
         in float32 before it is stored.
-      grid: tiles (and steps) along each axis.
+      grid: tiles (and steps) along each axis; of one axis also as an integer.
       operands, results: names of the inputs and outputs, in order.
       in_specs, out_specs: one BlockSpec each, as for ``pl.pallas_call``.
       out_shape: one ShapeDtypeStruct a result.
@@ -67,13 +75,29 @@ class PallasKernel:
                     f"{self.name}: {len(names)} names {names} need as many {what}, "
                     f"found {len(specs)}"
                 )
-        if not all(type(extent) is int and extent >= 0 for extent in self.grid):
-            raise InputError(
-                f"{self.name}: grid must be integers of at least 0, found {self.grid!r}"
-            )
+        object.__setattr__(self, "grid", _grid(self.name, self.grid))
+        named = (
+            *zip(self.operands, self.in_specs, strict=True),
+            *zip(self.results, self.out_specs, strict=True),
+        )
+        for name, spec in named:
+            check_spec(f"{self.name}: {name}", spec, self.grid)
+        if self.loop is None and self.triton is None:
+            self._check_body()
         repeated = [*self.operands, *self.results]
         if len(set(repeated)) != len(repeated):
             raise InputError(f"{self.name}: operand and result names repeat: {repeated}")
+
+    def _check_body(self) -> None:
+        refs = [*self.operands, *self.results, *map(str, self.scratch_shapes)]
+        addend = {"addend": None} if self.has_addend else {}
+        body: Any = self.body
+        if not callable(body) or not takes(body, len(refs), **addend):
+            by_name = " and addend by name" if addend else ""
+            raise InputError(
+                f"{self.name}: body must be a function of {len(refs)} references, one for each of "
+                f"{', '.join(refs)}{by_name}, found {self.body!r}"
+            )
 
     @property
     def loop_body(self) -> LoopBody:
@@ -127,6 +151,9 @@ class PallasKernel:
 
         ``shapes`` gives extents in elements. Accesses whose dimensions each follow one grid axis
         come as Access, others as BoxAccess.
+
+        Raises InputError where a block begins outside its array, or a result is not written whole,
+        each block of it by one tile.
         """
         specs = dict(zip(self.operands, self.in_specs, strict=True))
         found = {name: (specs[name], tuple(shape), False) for name, shape in shapes.items()}
@@ -135,6 +162,9 @@ class PallasKernel:
         for name, (spec, shape, _) in found.items():
             self.check_blocks(name, spec, shape)
         reduction = self.reduction_axes
+        for name, (spec, shape, write) in found.items():
+            if write:
+                check_written(self.name, name, spec, shape, self.grid, reduction)
         axes = [Axis(n, count, 1) for n, count in zip(self.axis_names, self.grid, strict=True)]
         followed = {name: self._follow(*entry) for name, entry in found.items()}
         for name, dims in followed.items():
@@ -168,6 +198,11 @@ class PallasKernel:
             )
         counts = [max(-(-extent // size), 1) for extent, size in zip(shape, block, strict=True)]
         index = block_indices(spec, self.grid, self.name, len(shape))
+        if index.shape[-1] != len(shape):
+            raise InputError(
+                f"{self.name}: the index map of {name} gives {index.shape[-1]} indices, its blocks "
+                f"{block} have {len(shape)} dimensions"
+            )
         outside = np.argwhere(((index < 0) | (index >= counts)).any(-1))
         if len(outside):
             point = tuple(map(int, outside[0]))
@@ -221,47 +256,16 @@ class PallasKernel:
         return BoxAccess(name, shape, lo, np.minimum(lo + np.array(block), np.array(shape)), write)
 
 
-def block_shape(spec: pl.BlockSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Elements of a block along each dimension of an operand of ``shape``; squeezed ones are 1.
-
-    Raises InputError for a dimension whose blocks do not tile it, such as ``pl.Element``.
-    """
-    if spec.block_shape is None:
-        return tuple(max(extent, 1) for extent in shape)
-    sizes = []
-    for block in spec.block_shape:
-        if block is None or isinstance(block, pl.Squeezed):
-            sizes.append(1)
-        elif isinstance(block, int | np.integer):
-            sizes.append(int(block))
-        elif isinstance(block, pl.Blocked):
-            sizes.append(block.block_size)
-        else:
-            raise InputError(
-                f"block dimension {block!r} has no fixed grid of blocks; "
-                f"use an integer, None or pl.Blocked"
-            )
-    return tuple(sizes)
-
-
-def block_indices(
-    spec: pl.BlockSpec, grid: tuple[int, ...], name: str, ndim: int = 0
-) -> np.ndarray:
-    """Block index at every grid point: int64 [*grid, dims]; ``ndim`` dims if it has no map.
-
-    Raises InputError for an index map that reads anything but the grid indices.
-    """
-    if spec.index_map is None:
-        return np.zeros((*grid, ndim), np.int64)
-    with jax.ensure_compile_time_eval():
-        index = spec.index_map(*np.indices(grid))
+def _grid(where: str, given: Any) -> tuple[int, ...]:
+    """A grid as integers; raises InputError where it is none."""
+    extents = given if isinstance(given, Sequence) else (given,)
     try:
-        parts = [np.broadcast_to(np.asarray(part, np.int64), grid) for part in index]
-    except (TypeError, ValueError, jax.errors.TracerArrayConversionError) as error:
-        raise InputError(
-            f"{name}: an index map must be a function of the grid indices alone; got {index!r}"
-        ) from error
-    return np.stack(parts, axis=-1) if parts else np.zeros((*grid, 0), np.int64)
+        grid = tuple(map(operator.index, extents))
+    except TypeError:
+        grid = (-1,)
+    if any(isinstance(extent, bool) for extent in extents) or any(extent < 0 for extent in grid):
+        raise InputError(f"{where}: grid must be integers of at least 0, found {given!r}")
+    return grid
 
 
 def _varies(index: np.ndarray, axis: int) -> bool:

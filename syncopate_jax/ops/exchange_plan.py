@@ -14,14 +14,7 @@ from syncopate_jax.ir.plan import ITEM_SIZES, Goal, Plan, Region
 from syncopate_jax.ops.blocked import Blocked
 from syncopate_jax.options import Options
 from syncopate_jax.pallas_kernels import matmul_tpu
-from syncopate_jax.registry import templates
-
-TEMPLATES = {
-    "all_gather": "all_gather_swizzle",
-    "reduce_scatter": "reduce_scatter_direct",
-    "all_reduce": "all_reduce_two_shot",
-    "all_to_all": "all_to_all_waves",
-}
+from syncopate_jax.registry import USUAL_TEMPLATES, templates
 
 
 def plan_for(
@@ -36,10 +29,10 @@ def plan_for(
     Raises:
       InputError: it moves another array than the operator's, or moves it elsewhere.
     """
-    usual = _from_template(TEMPLATES[kind], kind, layout, dtype, tiles, options)
+    usual = _from_template(USUAL_TEMPLATES[kind], kind, layout, dtype, tiles, options)
     if isinstance(options.plan, Plan):
         plan = options.plan
-    elif options.plan in (None, TEMPLATES[kind]):
+    elif options.plan in (None, USUAL_TEMPLATES[kind]):
         return usual
     else:
         plan = _from_template(options.plan, kind, layout, dtype, tiles, options)
@@ -81,7 +74,7 @@ def _from_template(
     if unknown:
         raise InputError(
             f"plan: template {name!r} makes no {kind}, it takes no {', '.join(sorted(unknown))}; "
-            f"the usual one is {TEMPLATES[kind]!r}"
+            f"the usual one is {USUAL_TEMPLATES[kind]!r}"
         )
     return template(layout.ranks, layout.plan_shape, **common)
 
@@ -111,7 +104,7 @@ def _check_same_exchange(plan: Plan, usual: Plan, kind: str) -> None:
         if found[what] != value:
             raise InputError(
                 f"plan {plan.name}: its {what} is {found[what]}, this {kind} needs {value}; start "
-                f"from template {TEMPLATES[kind]!r}"
+                f"from template {USUAL_TEMPLATES[kind]!r}"
             )
 
 

@@ -160,16 +160,21 @@ def _prepared(call: Call, lhs: jax.Array, rhs: jax.Array) -> tuple[Operator, Blo
             f"a fused {spec.kind} of empty operands {lhs.shape} and {rhs.shape} has nothing to "
             f"compute; use backend 'xla'"
         )
-    if lhs.dtype == jnp.float64 or out_dtype == jnp.float64:
-        raise UnsupportedError(
-            f"a fused {spec.kind} adds in float32, which would lose half of float64's digits; use "
-            f"backend 'xla'"
-        )
+    check_digits(spec.kind, str(lhs.dtype), str(out_dtype))
     # Part of what the operator is remembered by: the same axis may be folded here and not there.
     folded = call.options.launched.using(folded=mesh.is_folded(axis_names))
     options = call.options.using(launch=folded)
     layout = block(spec, lhs.shape, rhs.shape, ranks)
     return build(spec.kind, layout, str(lhs.dtype), str(out_dtype), axis_names, options)
+
+
+def check_digits(kind: str, *dtypes: str) -> None:
+    """Raises UnsupportedError for dtypes of more digits than fused kernels add in."""
+    if "float64" in dtypes:
+        raise UnsupportedError(
+            f"a fused {kind} adds in float32, which would lose half of float64's digits; use "
+            f"backend 'xla'"
+        )
 
 
 @functools.lru_cache(maxsize=512)

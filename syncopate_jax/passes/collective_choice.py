@@ -10,19 +10,12 @@ from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.arguments import one_of
 from syncopate_jax.ir.comm import COLLECTIVES, Collective
 from syncopate_jax.ir.plan import Plan
-from syncopate_jax.registry import templates
+from syncopate_jax.registry import USUAL_TEMPLATES, templates
 
 Choice = str | tuple[str, Mapping[str, Any]]
 Choose = Mapping[str, Choice] | Callable[[str, int, int], Choice]
 
-DEFAULTS: dict[str, str] = {
-    "all_gather": "all_gather_swizzle",
-    "reduce_scatter": "reduce_scatter_direct",
-    "all_reduce": "all_reduce_two_shot",
-    "all_to_all": "all_to_all_waves",
-    "broadcast": "broadcast",
-}
-ONE_AXIS = "all_to_all_blocks"  # the default where an all_to_all splits and joins one axis
+ONE_AXIS = "all_to_all_blocks"  # the usual one where an all_to_all splits and joins one axis
 
 
 def check_choose(where: str, choose: Any) -> None:
@@ -50,7 +43,7 @@ def named_choice(where: str, kind: str, choice: Any) -> tuple[str, Mapping[str, 
 def default_template(part: Collective) -> str:
     """The template of a collective for which none is chosen."""
     one_axis = part.kind == "all_to_all" and part.split_axis == part.concat_axis
-    return ONE_AXIS if one_axis else DEFAULTS[part.kind]
+    return ONE_AXIS if one_axis else USUAL_TEMPLATES[part.kind]
 
 
 def from_template(head: Collective, name: str, arguments: Mapping[str, Any]) -> Plan:
@@ -62,11 +55,16 @@ def call_maker(
     head: Collective, name: str, maker: Callable[..., Plan], /, *args: Any, **arguments: Any
 ) -> Plan:
     """What ``maker`` makes; raises UnsupportedError unless it takes these arguments."""
+    signature = inspect.signature(maker)
+    taken = signature.parameters
     try:
-        inspect.signature(maker).bind(*args, **arguments)
+        signature.bind(*args, **arguments)
     except TypeError as error:
+        unknown = [repr(key) for key in arguments if key not in taken]
+        missing = f"{error}; it takes {', '.join(taken)}"
+        reason = f"it has no argument {', '.join(unknown)}" if unknown else missing
         raise UnsupportedError(
-            f"template {name} does not fit {head.kind} over {head.ranks}: {error}"
+            f"template {name} does not fit {head.kind} over {head.ranks}: {reason}"
         ) from error
     return maker(*args, **arguments)
 

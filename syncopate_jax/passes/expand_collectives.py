@@ -38,6 +38,7 @@ from syncopate_jax.synthesis.subset import subset
 from syncopate_jax.synthesis.synthesize import synthesize
 
 DIRECT, SYNTHESIS = "direct", "synthesis"
+HOW = ("template", DIRECT, SYNTHESIS)
 # What templates and ``synthesize`` call the same thing.
 _SYNTHESIS_ARGUMENTS = {
     "axis": "dimension", "shards": "sizes", "counts": "sizes", "split_from": "dimension",
@@ -72,7 +73,7 @@ def expand_collectives(
         a member contributes; a template is a name or a name and further arguments, such as
         ``{"all_reduce": ("all_reduce_two_shot", {"algorithm": "ring"})}``, or ``direct``, or
         ``synthesis`` (with further arguments of ``synthesize``). Kinds that are left out get
-        ``DEFAULTS``, or what ``how`` says.
+        ``registry.USUAL_TEMPLATES``, or what ``how`` says.
       topology: of the plan's ranks; synthesis needs it.
 
     Raises:
@@ -83,7 +84,7 @@ def expand_collectives(
       UnsupportedError: a template does not fit the collective it is chosen for.
     """
     where = f"expand_collectives of plan {plan.name}"
-    one_of(where, "how", how, ("template", DIRECT, SYNTHESIS))
+    one_of(where, "how", how, HOW)
     check_choose(where, choose)
     if how == DIRECT or not plan.has_collectives():
         return plan

@@ -14,12 +14,26 @@ from syncopate_jax.registry import templates
 from syncopate_jax.synthesis.nodes import nodes_of
 from syncopate_jax.synthesis.request import Request
 
-_TEMPLATES: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
-    "all_gather": (("all_gather_ring", {}), ("all_gather_double_ring", {})),
-    "reduce_scatter": (("reduce_scatter_ring", {}),),
-    "all_reduce": (("all_reduce_two_shot", {"algorithm": "ring"}),),
+# Rings with each of their splits; and plans in one hop, where latencies and overheads count.
+_SPLITS, _WHOLE = (1, 2, 4), (1,)
+_Known = tuple[tuple[str, dict[str, Any], tuple[int, ...]], ...]
+_TEMPLATES: dict[str, _Known] = {
+    "all_gather": (
+        ("all_gather_ring", {}, _SPLITS),
+        ("all_gather_double_ring", {}, _SPLITS),
+        ("all_gather_swizzle", {}, _WHOLE),
+    ),
+    "reduce_scatter": (
+        ("reduce_scatter_ring", {}, _SPLITS),
+        ("reduce_scatter_direct", {}, _WHOLE),
+    ),
+    "all_reduce": (
+        ("all_reduce_two_shot", {"algorithm": "ring"}, _SPLITS),
+        ("all_reduce_two_shot", {"algorithm": "direct"}, _WHOLE),
+    ),
+    "all_to_all": (("all_to_all_blocks", {}, _WHOLE),),
 }
-_SPLITS = (1, 2, 4)
+_TWO_AXES: _Known = (("all_to_all_waves", {}, _WHOLE),)  # of an all-to-all from one axis to another
 # Where nodes are joined by slower links, of which each operation takes long, finer ones pay too.
 _OVER_NODES = ("all_gather", "reduce_scatter", "all_reduce")
 _NODE_SPLITS = (1, 2, 4, 8)
@@ -49,8 +63,9 @@ def _flat(request: Request) -> Iterator[Plan]:
     net, ranks = request.network, len(request.members)
     joined = np.eye(ranks, dtype=bool)
     joined[net.src, net.dst] = True
-    for name, extra in _TEMPLATES.get(request.kind, ()):
-        for split in _SPLITS:
+    known = _TEMPLATES.get(request.kind, ()) if request.after is None else _TWO_AXES
+    for name, extra, splits in known:
+        for split in splits:
             plan: Plan = templates.get(name)(
                 ranks,
                 request.shards.shape,
@@ -91,16 +106,22 @@ def _over_nodes(request: Request) -> Iterator[Plan]:
 def _arguments(request: Request) -> dict[str, Any]:
     """What the templates are told of the request."""
     arguments: dict[str, Any] = {
-        "axis": request.shards.axis,
-        "shards": request.shards.sizes,
         "dtype": request.dtype,
         "mode": "pull" if request.pull else "push",
         "produced": request.produced,
         "tensor": request.tensor,
         "name": request.where,
     }
+    shards, after = request.shards, request.after
+    if after is not None:
+        arguments |= {"split_from": shards.axis, "shards": shards.sizes}
+        return arguments | {"split_to": after.axis, "shards_to": after.sizes}
+    arguments["axis"] = shards.axis
+    if request.kind in ("all_reduce", "all_to_all"):
+        arguments["out"] = request.out
+    if request.kind == "all_to_all":
+        return arguments | {"counts": request.sent.tolist()}
+    arguments["shards"] = shards.sizes
     if request.kind != "all_gather":
         arguments["reduce"] = REDUCTIONS[request.reduce]
-    if request.kind == "all_reduce":
-        arguments["out"] = request.out
     return arguments

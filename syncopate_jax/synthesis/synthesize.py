@@ -15,6 +15,7 @@ import numpy as np
 from syncopate_jax.check.simulate import simulate
 from syncopate_jax.ir.arguments import integer
 from syncopate_jax.ir.plan import Plan
+from syncopate_jax.ir.shards import check_listed, check_pieces
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.synthesis.bound import Bound
 from syncopate_jax.synthesis.bundles import bundled_drafts, has_several_hops
@@ -112,6 +113,8 @@ def synthesize(
         channels=channels, mode=mode, produced=produced, tensor=tensor, out=out, name=name,
     )  # fmt: skip
     counts = None if chunks is None else (integer(request.where, "chunks", chunks, 1),)
+    if counts is not None:
+        _check_chunks(request, *counts)
     tries, seed = (
         integer(request.where, label, n, 0) for label, n in (("tries", tries), ("seed", seed))
     )
@@ -148,6 +151,19 @@ def _best(
     if len(plans) == 1:
         return plans[0]
     return min(plans, key=lambda plan: simulate(plan, request.topology).makespan)
+
+
+def _check_chunks(request: Request, chunks: int) -> None:
+    """Raises InputError where so many chunks a shard, or block, make a plan too long."""
+    members, shards = len(request.members), request.shards
+    parts, extent = len(shards.sizes), max(shards.sizes)
+    if request.kind == "all_to_all":
+        parts = members * members
+        extent = int(request.sent.max()) if request.after is None else max(request.after.sizes)
+    pieces = parts * max(1, min(chunks, extent))
+    check_pieces(request.where, chunks, pieces, members, "chunks")
+    if request.kind != "all_to_all":
+        check_listed(request.where, pieces * (members - 1))
 
 
 def _block_hops(request: Request) -> float:

@@ -46,6 +46,8 @@ def test_the_report_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixtu
     ("argv", "message"),
     [
         (["--ranks", "0"], "--ranks must be at least 1, found 0"),
+        (["--seed", "-1"], "demo: seed must be in 0..2147483647, found -1"),
+        (["--seed", str(2**31)], "demo: seed must be in 0..2147483647, found 2147483648"),
         (["--tokens", "10", "--ranks", "4"], "--tokens 10 is not a multiple of --ranks 4"),
         (["--ranks", "64", "--tokens", "64"], "JAX has 8 devices"),
         ([*SMALL, "--picture", "timeline.gif"], "needs a name that ends in .svg or .png"),

@@ -46,14 +46,40 @@ def test_auto_is_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["auto"] == "xla"
 
 
+def test_a_topology_without_the_links_has_no_prediction(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["explain", "all_gather_matmul", "--shape", "512,512,512", "--target", "tpu"]
+    assert main([*argv, "--topology", "nodes:2x4"]) == 0
+    out = capsys.readouterr().out
+    assert "  xla             can do it\n" in out
+    assert "no prediction on nodes:2x4: simulate all_gather_swizzle: rank 0 op 3 travels" in out
+    assert main([*argv, "--topology", "nodes:2x4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["best_split"], found["predicted_us"]) == (None, {})
+    assert found["no_prediction"].startswith("simulate all_gather_swizzle")
+
+
+def test_float64_is_left_to_xla(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["explain", "all_gather_matmul", "--shape", "512,512,512", "--target", "tpu", "--json"]
+    assert main([*argv, "--dtype", "float64"]) == 0
+    found = json.loads(capsys.readouterr().out)["backends"]
+    assert found["xla"]["can"]
+    assert "would lose half of float64's digits" in found["remote_dma"]["reason"]
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--shape", "1,2"], "--shape '1,2': needs three positive integers M,K,N"),
-        (["--shape", "8,0,8"], "--shape '8,0,8': needs three positive integers M,K,N"),
+        (["--shape", "1,2"], "--shape '1,2': needs three integers M,K,N"),
+        (["--shape", "8,0,8"], "--shape '8,0,8': needs integers of 1 to 2147483647, found 0"),
         (["--shape", "9,8,8"], "M = 9 is not a multiple of the 8 ranks that share it"),
         (["--shape", "8,8,8", "--ranks", "0"], "--ranks must be at least 1, found 0"),
         (["--shape", "8,8,8", "--topology", "moon"], "moon"),
+        (
+            ["--shape", "8,8,8", "--dtype", "int8"],
+            "--dtype 'int8' is none that operators take; needs one of float32, bfloat16",
+        ),
         (["--shape", "8,8,8", "--target", "fpga"], "no local kernel is written for 'fpga'; known:"),
     ],
 )

@@ -16,6 +16,7 @@ from syncopate_jax.commands.plan_files import read_plan
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 MLP = FIXTURES / "hlo" / "mlp.hlo"
 RING = FIXTURES / "mercury" / "reduce_ring.txt"
+BY_TEMPLATE = ("--how", "template", "--choose")
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> tuple[int, str, str]:
@@ -107,9 +108,39 @@ def test_reads_standard_input(
         (("xla", MLP), "no importer of files is called 'xla'; known: alpa, domino, hlo, mercury"),
         (("shardings", MLP), "no importer of files is called 'shardings'"),
         (("alpa", MLP), f"{MLP}: alpa: is not JSON"),
-        (("hlo", MLP, "--how", "magic", "--json"), "how 'magic' is not one of template, direct"),
-        (("hlo", MLP, "--how", "synthesis", "--json"), "topology"),
-        (("hlo", MLP, "--choose", "x"), "import: --choose 'x' must be KIND=TEMPLATE"),
+        (("hlo", "none", "--how", "magic"), "--how 'magic' is not one of template, direct"),
+        (("hlo", "none", "--how", "synthesis"), "import: --how synthesis needs --topology"),
+        (("hlo", MLP, *BY_TEMPLATE, "x"), "import: --choose 'x' must be KIND=TEMPLATE"),
+        (
+            ("hlo", "none", *BY_TEMPLATE, "scan=broadcast"),
+            "import: --choose 'scan=broadcast': kind 'scan' is not one of all_gather,",
+        ),
+        (
+            ("hlo", "none", *BY_TEMPLATE, "all_reduce=foo"),
+            "no plan template is called 'foo'; known: all_gather_double_ring,",
+        ),
+        (
+            ("hlo", "none", *BY_TEMPLATE, "all_reduce=all_gather_ring"),
+            "import: --choose 'all_reduce=all_gather_ring': template all_gather_ring does not fit "
+            "all_reduce over (0, 1, 2, 3): it has no argument 'reduce'",
+        ),
+        (
+            ("hlo", "none", *BY_TEMPLATE, "all_gather=broadcast"),
+            "template broadcast does not fit all_gather over (0, 1, 2, 3): it has no argument",
+        ),
+        (
+            ("hlo", "none", *BY_TEMPLATE, "all_gather=synthesis"),
+            "import: --choose 'all_gather=synthesis' needs --topology",
+        ),
+        (
+            ("hlo", "none", "--choose", "all_gather=all_gather_ring"),
+            "import: --choose 'all_gather=all_gather_ring' needs --how template; with --how direct",
+        ),
+        (
+            ("hlo", MLP.with_name("a2a.hlo"), *BY_TEMPLATE, "all_to_all=all_to_all_waves"),
+            "template all_to_all_waves does not fit all_to_all over (0, 1, 2, 3): it has no",
+        ),
+        (("hlo", MLP, "--topology", "nodes:2x2"), "'nodes:2x2' has 4 ranks, the plan has 8"),
         (("hlo", MLP.with_name("none")), "none: No such file or directory"),
     ],
 )

@@ -114,16 +114,25 @@ def test_advice_on_wrong_input(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "advise", "gpt")
     assert code == 2 and "no model is called 'gpt'; known: " in err
     code, _, err = run(capsys, "advise", "llama3-8b", "--degrees", "2,x")
-    assert code == 2 and "--degrees '2,x': needs integers separated by commas" in err
+    assert code == 2 and "--degrees '2,x': needs integers separated by commas, such as 2,4" in err
+    code, _, err = run(capsys, "advise", "llama3-8b", "--degrees", "-2")
+    assert code == 2 and "--degrees '-2': needs integers of 1 to 2147483647, found -2" in err
     code, _, err = run(capsys, "advise", "llama3-8b", "--picture", "a.pdf")
     assert code == 2 and "needs a name that ends in .svg or .png" in err
+    code, _, err = run(capsys, "advise", "llama3-8b", "--picture", "no/such/a.svg")
+    assert code == 2 and "picture no/such/a.svg: there is no folder no/such; make it first" in err
+    code, out, err = run(capsys, "advise", "llama3-8b", "--dtype", "float7")
+    assert (code, out) == (2, "") and err.count("float7") == 1
+    assert "advise: dtype 'float7' is not one of bfloat16, float16," in err
+    code, _, err = run(capsys, "synthesize", "all_gather", "--shape", "4", "--out", "")
+    assert code == 2 and "argument --out: '' names no file" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("synthesize", "all_gather", "--shape", "9" * 5000), "needs integers separated by commas"),
-        (("advise", "llama3-8b", "--degrees", "9" * 5000), "needs integers separated by commas"),
+        (("synthesize", "all_gather", "--shape", "9" * 5000), "9…': needs integers of "),
+        (("advise", "llama3-8b", "--degrees", "9" * 5000), "9…': needs integers of "),
         (
             ("synthesize", "all_to_all", "--shape", "6", "--ranks", "3", "--seed", "-1"),
             "seed must be in 0..",

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from jax.sharding import PartitionSpec as P
 
-from syncopate_jax.importers.resharding import TEMPLATES, Move
+from syncopate_jax.importers.resharding import Move
 from syncopate_jax.importers.shardings import Derived, derive
+from syncopate_jax.registry import USUAL_TEMPLATES
 
 DOC = Path(__file__).parents[2] / "docs" / "shardings.md"
 FORMULA, BATCHED = "bmk,kn->bmn", "bmk,bkn->bmn"
@@ -124,7 +125,7 @@ def page() -> str:
         derived = row(FORMULA, specs[0], specs[1], specs[2], {"d": 2, "t": 4})
         shown = (f"`{_spec(spec)}`" for spec in specs)
         lines.append(f"| {what} | {' | '.join(shown)} | {says(derived)} |")
-    return HEAD.format(**TEMPLATES) + "\n".join(lines) + "\n"
+    return HEAD.format(**USUAL_TEMPLATES) + "\n".join(lines) + "\n"
 
 
 def _spec(spec: P) -> str:

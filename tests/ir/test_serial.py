@@ -161,6 +161,10 @@ def _set(*path: Any) -> Callable[[Any], None]:
         (_set("columns", "dep_rank", 0, -1), r"columns.dep_rank\[0\]: found -1, needs 0..1"),
         (_set("columns", "kind", 0, 6), r"columns.kind\[0\]: found 6, needs 0..5"),
         (_set("columns", "kind", 0, 1), r"columns.group\[0\]: found -1, needs the group of"),
+        (
+            _set("columns", "concat_axis", 0, 1),
+            r"columns.concat_axis\[0\]: found 1, needs -1, as the operation is no collective",
+        ),
         (_set("columns", "dst_tensor", 3, 2), r"columns.dst_tensor\[3\]: found 2, needs 0..1"),
         (_set("columns", "dep_start", []), "columns.dep_start: found an empty list, needs 7"),
         (_set("columns", "dep_start", 1, 9), "columns: dep_start must rise from 0 to 4"),

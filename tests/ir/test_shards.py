@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir.arguments import axis_of, integer, one_of, origin_text
 from syncopate_jax.ir.chunk import Box, split_points
-from syncopate_jax.ir.shards import cut_boxes, cut_shards
+from syncopate_jax.ir.shards import check_listed, cut_boxes, cut_shards
 
 
 def test_shards_are_as_equal_as_can_be() -> None:
@@ -67,6 +67,14 @@ def test_more_pieces_than_fit() -> None:
     with pytest.raises(InputError, match=message):
         cut_shards("t", 64, (2**30, 4), 0, None, 2**14 + 1)
     assert cut_shards("t", 64, (2**10, 4), 0, None, 10**9).num_pieces == 16
+
+
+def test_more_operations_than_fit() -> None:
+    with pytest.raises(InputError, match="t: the plan would list 16777217 goals, at most 16777216"):
+        check_listed("t", 2**24 + 1, "goals")
+    check_listed("t", 2**24)
+    with pytest.raises(InputError, match="t: the plan would list 33554432 operations, at most 16"):
+        cut_shards("t", 4096, (4096,), 0, hops=8192)
 
 
 def test_origin_leaves_out_none_and_shortens_long_tuples() -> None:

@@ -13,7 +13,8 @@ from jax.experimental import pallas as pl
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.kernel.access import Access, BoxAccess
-from syncopate_jax.kernel.local import PallasKernel, block_shape
+from syncopate_jax.kernel.blocks import block_shape
+from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.pallas_kernels import matmul_tpu
 from tests.backends import own_kernels
 
@@ -35,6 +36,7 @@ def kernel(in_spec: pl.BlockSpec, *, grid: tuple[int, ...] = (2,), **changes: An
 
 
 ROWS = pl.BlockSpec((2, 4), lambda i: (i, 0))
+ROWS_OF_TWO = pl.BlockSpec((2, 1), lambda i, j: (i, 0))
 
 
 def refused(text: str) -> Any:
@@ -113,6 +115,47 @@ def test_grids_that_count_nothing(grid: Any) -> None:
         kernel(ROWS, grid=grid)
 
 
+@pytest.mark.parametrize("grid", [2, (np.int64(2),), [2], np.int32(2)])
+def test_grids_as_pallas_takes_them(grid: Any) -> None:
+    found = kernel(ROWS, grid=grid)
+    assert found.grid == (2,)
+    np.testing.assert_array_equal(found(jnp.ones((4, 4)), interpret=True)[0], np.ones((4, 4)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"in_specs": (None,)},
+            "kernel: x needs a pl.BlockSpec, found None; pl.BlockSpec() takes all of an array",
+        ),
+        (
+            {"in_specs": (pl.BlockSpec((0, 4), lambda i: (i, 0)),)},
+            "kernel: x needs blocks of at least 1 element, found (0, 4)",
+        ),
+        (
+            {"out_specs": (pl.BlockSpec((2, 4), lambda i, j: (i, j)),)},
+            "kernel: out has an index map that does not take the 1 indices of grid (2,)",
+        ),
+        (
+            {"body": None},
+            "kernel: body must be a function of 2 references, one for each of x, out, found None",
+        ),
+        (
+            {"body": lambda x: None, "has_addend": True},
+            "body must be a function of 2 references, one for each of x, out and addend by name",
+        ),
+        (
+            {"body": lambda x, y: None, "scratch_shapes": (jax.ShapeDtypeStruct((1,), "int8"),)},
+            "body must be a function of 3 references, one for each of x, out, ShapeDtypeStruct(",
+        ),
+    ],
+)
+def test_kernels_that_no_call_takes(changes: dict[str, Any], message: str) -> None:
+    with refused(message):
+        kernel(ROWS, **changes)
+
+
 def test_blocks_that_begin_outside() -> None:
     before = pl.BlockSpec((2, 4), lambda i: (i - 1, 0))
     numbered = "blocks (2, 4) of shape (4, 4) are numbered from 0 to (1, 0)"
@@ -125,6 +168,48 @@ def test_blocks_that_begin_outside() -> None:
         kernel(ROWS, out_specs=(before,)).read({"x": (4, 4)})
     with refused("at grid point (2,) the index map of x gives block (2, 0)"):
         kernel(ROWS, grid=(4,)).read({"x": (3, 4)})
+
+
+def out(*blocks: int, index: Any = lambda i: (i, 0)) -> dict[str, Any]:
+    return {"out_specs": (pl.BlockSpec(blocks, index),)}
+
+
+def test_results_that_are_not_written_whole() -> None:
+    with refused(
+        "kernel kernel: out[2:4,0:4] is written by no tile; grid (1,) writes 1 of the 2 blocks "
+        "(2, 4) of shape (4, 4), and results must be written whole"
+    ):
+        kernel(ROWS, grid=(1,)).read({"x": (2, 4)})
+    with refused("kernel kernel: out[0:4,2:4] is written by no tile; grid (2,) writes 2 of the 4"):
+        kernel(ROWS, **out(2, 2)).read({"x": (4, 4)})
+    with refused("kernel kernel: out[1:2,0:4] is written by no tile; grid (3,) writes 3 of the 4"):
+        kernel(pl.BlockSpec(), grid=(3,), **out(1, 4, index=lambda i: (i + (i > 0), 0))).read({})
+    with refused("kernel kernel: out[] is written by no tile; grid (0,) writes 0 of the 1 blocks"):
+        scalar = (jax.ShapeDtypeStruct((), jnp.float32),)
+        kernel(ROWS, grid=(0,), **out(index=lambda i: ()), out_shape=scalar).read({})
+
+
+def test_blocks_that_two_tiles_write() -> None:
+    with refused(
+        "kernel kernel: the tiles at grid points (1,) and (2,) both write out[2:4,0:4], and tiles "
+        "run in any order; each block of a result needs one tile"
+    ):
+        whole = pl.BlockSpec((4, 4), lambda *_: (0, 0))
+        kernel(whole, grid=(3,), **out(2, 4, index=lambda i: (np.minimum(i, 1), 0))).read({})
+    both: dict[str, Any] = {
+        "results": ("out", "rows"),
+        "out_specs": (pl.BlockSpec((2, 2), lambda i, j: (i, j)), ROWS_OF_TWO),
+        "out_shape": [jax.ShapeDtypeStruct((4, n), jnp.float32) for n in (4, 1)],
+    }
+    with refused("the tiles at grid points (0, 0) and (0, 1) both write rows[0:2,0:1], and tiles"):
+        kernel(pl.BlockSpec(), grid=(2, 2), body=lambda *_: None, **both).read({})
+    # An axis on which no result depends is walked by one tile, which comes again and again.
+    assert kernel(ROWS_OF_TWO, grid=(2, 3)).read({"x": (4, 1)})[0].num_steps == 3
+
+
+def test_index_maps_of_another_number_of_dimensions() -> None:
+    with refused("kernel: the index map of x gives 1 indices, its blocks (2, 4) have 2 dimensions"):
+        kernel(pl.BlockSpec((2, 4), lambda i: (i,))).read({"x": (4, 4)})
 
 
 MATMUL = {"sizes": {"m": 6, "n": 4, "k": 4, "b": 2}, "dtype": "float32", "out_dtype": "float32"}

@@ -18,6 +18,12 @@ WRONG: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", sorted({*templates.names()} - {"broadcast", "collective"}))
+def test_plans_that_no_memory_holds_are_refused_at_once(name: str) -> None:
+    with pytest.raises(InputError, match=r"the plan would list \d{9,} operations.*use fewer ranks"):
+        templates.get(name)(16_384, (16_384, 8))
+
+
 @pytest.mark.parametrize("name", templates.names())
 def test_any_value_is_taken_or_refused_by_name(name: str) -> None:
     refused = 0

@@ -41,6 +41,19 @@ def test_all_to_all_joins_along_another_axis() -> None:
     np.testing.assert_array_equal(held[1, "recv"][:4], np.concatenate(sent[:, 1:], axis=1))
 
 
+def test_many_ranks_take_no_longer_each() -> None:
+    plan = collective(4096, (4096, 8))  # in time that grows as their square, this took minutes
+    assert (plan.num_ops, len(plan.initial), len(plan.goals)) == (4096, 4096, 4096)
+    assert plan.initial[-1].box.lo == (4095, 0)
+
+
+def test_plans_that_would_be_too_long() -> None:
+    with pytest.raises(InputError, match="split 5000 makes 20480000 pieces of the shards of 4096"):
+        collective(4096, (4096, 5000), split=5000)
+    with pytest.raises(InputError, match="the plan would list 16785409 goals, at most 16777216"):
+        collective(4097, (4097, 2), kind="all_to_all")
+
+
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "broadcast"])
 def test_group_of_one_has_nothing_to_move_in_place(kind: str) -> None:
     plan = collective(3, (4, 6), kind=kind, groups=((0,), (1, 2)))

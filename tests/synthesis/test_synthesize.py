@@ -187,6 +187,28 @@ def test_is_no_worse_than_the_template(case: tuple[str, str, dict[str, Any]]) ->
     assert made <= template * (1 + 1e-9)
 
 
+ONE_HOP: list[tuple[str, str, dict[str, Any]]] = [
+    ("all_gather", "all_gather_swizzle", {}),
+    ("reduce_scatter", "reduce_scatter_direct", {}),
+    ("all_to_all", "all_to_all_blocks", {}),
+    ("all_to_all", "all_to_all_waves", {"to_dimension": 1}),
+]
+
+
+@pytest.mark.parametrize(("ranks", "rows"), [(3, 17), (3, 8), (5, 7)])
+@pytest.mark.parametrize(("kind", "name", "more"), ONE_HOP, ids=[case[1] for case in ONE_HOP])
+def test_small_ragged_tensors_take_one_hop(
+    kind: str, name: str, more: dict[str, Any], ranks: int, rows: int
+) -> None:
+    topology = presets.h200_nvlink(ranks)
+    template = templates.get(name)(ranks, (rows, 8))
+    plan = synthesize(kind, topology, (rows, 8), mode="push", produced=False, **more)
+    assert verify(plan) == ()
+    assert (plan.tensors, plan.goals) == (template.tensors, template.goals)
+    times = (simulate(one, topology).makespan for one in (plan, template))
+    assert next(times) <= next(times) * (1 + 1e-9)
+
+
 def test_a_small_all_reduce_takes_one_hop() -> None:
     plan = synthesize("all_reduce", presets.h200_nvlink(4), (64, 8))
     assert plan.num_ops == 16
@@ -217,6 +239,17 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("all_gather", {"sizes": (4, 4, 4, 4)}, r"shards \(4, 4, 4, 4\) add up to 16, axis 0 .* 8"),
     ("all_gather", {"dimension": 2}, r"axis 2 is not an axis of shape \(8, 4\)"),
     ("all_gather", {"chunks": 0}, r"chunks must be in 1\.\..*, found 0"),
+    (
+        "all_gather",
+        {"chunks": 10**6, "shape": (4 * 10**6, 4)},
+        r"chunks 1000000 makes 4000000 pieces of the shards of 4 ranks, at most 1048576 fit; give "
+        r"chunks a smaller number",
+    ),
+    (
+        "all_to_all",
+        {"chunks": 10**6, "shape": (4, 4 * 10**6), "to_dimension": 1},
+        r"chunks 1000000 makes 16000000 pieces",
+    ),
     ("all_gather", {"tries": -1}, r"tries must be in 0\.\..*, found -1"),
     ("all_gather", {"mode": "carry"}, r"mode 'carry' is not one of push, pull"),
     ("all_gather", {"channels": ("nic",)}, r"no channel 'nic'; its channels are nvlink"),
@@ -236,7 +269,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("kind", "wrong", "message"), BAD, ids=[message for *_, message in BAD])
 def test_refuses(kind: str, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        synthesize(kind, presets.ring(4), (8, 4), **wrong)
+        synthesize(kind, presets.ring(4), **({"shape": (8, 4)} | wrong))
 
 
 @pytest.mark.parametrize("kind", COLLECTIVES)
