@@ -18,7 +18,7 @@ from syncopate_jax.backends.gpu_buffers import INPUT, LANDING, RESULT, Key
 from syncopate_jax.backends.gpu_kernel import FusedKernel
 from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.backends.gpu_tables import LayoutMaker, Points
-from syncopate_jax.backends.interface import Emitted, Work, wrong_target
+from syncopate_jax.backends.interface import Emitted, Work, too_wide, wrong_target
 from syncopate_jax.backends.rank_table import Lists
 from syncopate_jax.errors import SyncopateError, UnsupportedError
 from syncopate_jax.options import Launch
@@ -47,6 +47,8 @@ class Colocated:
         """Why the work cannot be done here; None when it can."""
         if target not in self.targets:
             return wrong_target(self.name, self.targets, target)
+        if reason := too_wide(work):
+            return f"{self.name}: {reason}"
         if work.launch.ctas(work.schedule.plan.num_ranks) < 1:
             return f"{self.name} needs at least 1 CTA a rank; see Launch(sms)"
         try:

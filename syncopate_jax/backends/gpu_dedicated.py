@@ -8,7 +8,7 @@ from syncopate_jax.backends import gpu_kernel, gpu_tables
 from syncopate_jax.backends.gpu_copy import Mover
 from syncopate_jax.backends.gpu_kernel import FusedKernel
 from syncopate_jax.backends.gpu_layout import Layout
-from syncopate_jax.backends.interface import Emitted, Work, wrong_target
+from syncopate_jax.backends.interface import Emitted, Work, too_wide, wrong_target
 from syncopate_jax.errors import SyncopateError
 from syncopate_jax.options import Launch
 
@@ -40,6 +40,8 @@ class Dedicated:
         """Why the work cannot be done here; None when it can."""
         if target not in self.targets:
             return wrong_target(self.name, self.targets, target)
+        if reason := too_wide(work):
+            return f"{self.name}: {reason}"
         count = self.communicating(work.launch)
         workers = self.workers(work.launch, work.schedule.plan.num_ranks)
         if count < 1 or workers < 1:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 
 from syncopate_jax.ir.schedule import Schedule
 from syncopate_jax.kernel.access import AnyAccess
@@ -37,6 +38,12 @@ def wrong_target(name: str, targets: Sequence[str], target: str) -> str:
         else f"GPUs run it with target={targets[0]!r}; on CPUs and TPUs use 'remote_dma' or 'xla'"
     )
     return f"{name} works with target {known}, not {target!r}; {where}"
+
+
+def is_wide(dtype: Any) -> bool:
+    """Whether numbers of ``dtype`` have more than 32 bits, as ``jax_enable_x64`` allows."""
+    bits: int = 8 * jnp.dtype(dtype).itemsize
+    return bits > (64 if jnp.issubdtype(dtype, jnp.complexfloating) else 32)
 
 
 WHOLE_DEVICE = Launch()
@@ -97,6 +104,25 @@ class Backend(Protocol):
     def emit(self, work: Work, target: str) -> Emitted:
         """The fused kernel; only called when ``unsupported_reason`` is None."""
         ...
+
+
+def too_wide(work: Work) -> str | None:
+    """Which tensor or result has wider numbers than Pallas's kernels of TPUs and GPUs; or None."""
+    dtypes = [(f"tensor {t.name}", t.dtype) for t in work.schedule.plan.tensors]
+    results = zip(work.kernel.results, work.kernel.out_shape, strict=True)
+    dtypes += [(f"result {name}", str(out.dtype)) for name, out in results]
+    for what, dtype in dtypes:
+        if is_wide(dtype):
+            return narrower(what, dtype)
+    return None
+
+
+def narrower(what: str, dtype: Any) -> str:
+    """Says that numbers of ``dtype`` are too wide for a Pallas kernel, and what to do."""
+    return (
+        f"{what} is {dtype}, and kernels of TPUs and GPUs have numbers of at most 32 bits; cast "
+        f"it, or use backend 'xla'"
+    )
 
 
 @runtime_checkable

@@ -27,7 +27,7 @@ from jax.experimental.pallas import tpu as pltpu
 from syncopate_jax.backends import dma_tables
 from syncopate_jax.backends.dma_layout import BlockTable, Branch, Layout, Program
 from syncopate_jax.backends.in_order import SENT, START, WAIT
-from syncopate_jax.backends.interface import Emitted, Work, wrong_target
+from syncopate_jax.backends.interface import Emitted, Work, too_wide, wrong_target
 from syncopate_jax.backends.peers import barrier_id, peer_id
 from syncopate_jax.errors import SyncopateError
 from syncopate_jax.options import Launch
@@ -50,6 +50,8 @@ class RemoteDma:
         """Why the work cannot be done here; None when it can."""
         if target not in self.targets:
             return wrong_target(self.name, self.targets, target)
+        if reason := too_wide(work):
+            return f"{self.name}: {reason}"
         try:
             dma_tables.lay_out(work)
         except SyncopateError as error:

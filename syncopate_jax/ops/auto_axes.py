@@ -15,15 +15,21 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from syncopate_jax.importers.shardings import derive
 from syncopate_jax.ops.derived import Product, run
+from syncopate_jax.runtime.reverse_only import reverse_only
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def product(how: Product, tied: bool, x: jax.Array, w: jax.Array) -> jax.Array:
     """The product of whole arrays; its gradients are sharded as ``x`` and ``w``.
 
     ``tied``: shardings of the operands spread to the result and to each other; else the result's
     comes from what is done with it.
     """
+    name = f"the product {how.formula}"
+    return _product(how, tied, reverse_only(x, name), reverse_only(w, name))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _product(how: Product, tied: bool, x: jax.Array, w: jax.Array) -> jax.Array:
     result: jax.Array = _partitioned(how, tied)(x, w)
     return result
 
@@ -31,7 +37,7 @@ def product(how: Product, tied: bool, x: jax.Array, w: jax.Array) -> jax.Array:
 def _forward(
     how: Product, tied: bool, x: jax.Array, w: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return product(how, tied, x, w), (x, w)
+    return _product(how, tied, x, w), (x, w)
 
 
 def _backward(
@@ -45,7 +51,7 @@ def _backward(
     return _alike(d_lhs, x), _alike(d_rhs, w)
 
 
-product.defvjp(_forward, _backward)
+_product.defvjp(_forward, _backward)
 
 
 @functools.cache

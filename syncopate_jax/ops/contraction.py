@@ -14,6 +14,7 @@ from syncopate_jax.ops import fused
 from syncopate_jax.ops.spec import Call, Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.runtime import custom_call, mesh
+from syncopate_jax.runtime.reverse_only import reverse_only
 
 Pair = tuple[jax.Array, jax.Array]
 
@@ -28,14 +29,20 @@ def contract(
 ) -> jax.Array:
     """The contraction of local arrays, differentiable; the exchange runs over ``axis_names``."""
     call = Call(spec, axis_names, options, jnp.dtype(out_dtype))
-    return _contract(call, *promoted(lhs, rhs, axis_names))
+    return _contract(call, *promoted(spec, lhs, rhs, axis_names))
 
 
-def promoted(lhs: jax.Array, rhs: jax.Array, axis_names: tuple[str, ...]) -> Pair:
-    """Both operands in one dtype, varying over the same axes, ``axis_names`` among them."""
+def promoted(
+    spec: Contraction, lhs: jax.Array, rhs: jax.Array, axis_names: tuple[str, ...]
+) -> Pair:
+    """Both operands in one dtype, varying over the same axes, ``axis_names`` among them.
+
+    Their tangents are refused: the operator that takes them has gradients in reverse mode alone.
+    """
     dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
     lhs, rhs = custom_call.vary_alike((lhs.astype(dtype), rhs.astype(dtype)), axis_names)
-    return lhs, rhs
+    name = f"{spec.kind} with {spec.lhs},{spec.rhs}->{spec.out}"
+    return reverse_only(lhs, name), reverse_only(rhs, name)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -10,6 +10,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from syncopate_jax.importers.shardings import derive
 from syncopate_jax.ops.derived import Product, run
+from syncopate_jax.runtime.reverse_only import reverse_only
 
 
 def explicit_axes(mesh: Any) -> tuple[str, ...]:
@@ -30,7 +31,6 @@ def surrounding_mesh(*arrays: jax.Array) -> Any:
     return mesh
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
 def product(
     how: Product,
     lhs: PartitionSpec,
@@ -43,6 +43,19 @@ def product(
 
     The gradients are such products, sharded as ``x`` and ``w``.
     """
+    name = f"the product {how.formula}"
+    return _product(how, lhs, rhs, out, reverse_only(x, name), reverse_only(w, name))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def _product(
+    how: Product,
+    lhs: PartitionSpec,
+    rhs: PartitionSpec,
+    out: PartitionSpec,
+    x: jax.Array,
+    w: jax.Array,
+) -> jax.Array:
     mesh = surrounding_mesh(x, w)
     names = explicit_axes(mesh)
     sizes = {name: mesh.shape[name] for name in names}
@@ -67,7 +80,7 @@ def _forward(
     x: jax.Array,
     w: jax.Array,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return product(how, lhs, rhs, out, x, w), (x, w)
+    return _product(how, lhs, rhs, out, x, w), (x, w)
 
 
 def _backward(
@@ -86,4 +99,4 @@ def _backward(
     return d_lhs, d_rhs
 
 
-product.defvjp(_forward, _backward)
+_product.defvjp(_forward, _backward)

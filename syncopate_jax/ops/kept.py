@@ -47,7 +47,7 @@ def contract_and_keep(
     if reason := refusal(spec, options):
         raise UnsupportedError(f"{spec.kind}: {reason}")
     call = Call(spec, axis_names, options, jnp.dtype(out_dtype))
-    return _keep(call, *promoted(lhs, rhs, axis_names))
+    return _keep(call, *promoted(spec, lhs, rhs, axis_names))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

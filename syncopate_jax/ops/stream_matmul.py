@@ -99,6 +99,7 @@ def stream_matmul(
         name=NAME,
         key=(NAME, how),
         ordered=False,  # on the CPU no kernel is interpreted here
+        narrow=True,
     )
     return y
 

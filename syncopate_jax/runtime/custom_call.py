@@ -38,6 +38,7 @@ from jax._src import source_info_util as jax_source
 from jax.extend import core as extend_core
 from jax.interpreters import ad, batching, mlir
 
+from syncopate_jax.backends import interface
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.runtime import mesh
 
@@ -65,6 +66,7 @@ class _Call:
     axis_names: tuple[str, ...]
     invariant_over: tuple[str, ...]
     ordered: bool
+    narrow: bool
     impl: Callable[..., Sequence[jax.Array]] = field(compare=False)
     batch: BatchRule | None = field(compare=False)
     fold: BatchRule | None = field(compare=False)
@@ -84,6 +86,7 @@ def fused_call(
     batch: BatchRule | None = None,
     fold: BatchRule | None = None,
     ordered: bool | None = None,
+    narrow: bool = False,
 ) -> tuple[jax.Array, ...]:
     """Run a kernel that communicates over mesh axes as one operation.
 
@@ -102,6 +105,8 @@ def fused_call(
       batch: how to do a whole batch in one call; without it ``vmap`` runs one call after another.
       fold: how to do all ranks in one call, where they are rows of a ``vmap`` over ``axis_names``.
       ordered: keep calls in program order; default: if the surrounding mesh is of CPU devices.
+      narrow: trace and lower ``impl`` with numbers of at most 32 bits, whatever ``jax_enable_x64``
+        says, as Pallas has them in kernels; ignored where an argument or result has more.
 
     Returns:
       The results, in the order of ``out_types``.
@@ -125,6 +130,7 @@ def fused_call(
         axis_names=tuple(axis_names),
         invariant_over=tuple(invariant_over),
         ordered=mesh.platform() == "cpu" if ordered is None else ordered,
+        narrow=narrow and not any(interface.is_wide(x.dtype) for x in (*args, *out_types)),
         impl=impl,
         batch=batch,
         fold=fold,
@@ -261,7 +267,8 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, call: _Call, platform:
         {io: ctx.tokens_in.get(_launch_order)} if call.ordered else {}
     )
     inner = ctx.replace(avals_in=plain, avals_out=None, tokens_in=mlir.TokenSet(tokens))
-    with jax_config._check_vma(False), _source_lines_of_kernel():
+    x64 = jax.enable_x64(False) if call.narrow else contextlib.nullcontext()
+    with jax_config._check_vma(False), _source_lines_of_kernel(), x64:
         try:
             outs = mlir.lower_fun(checked)(inner, *operands)
         except KeyError as error:

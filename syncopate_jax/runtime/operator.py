@@ -17,6 +17,8 @@ from syncopate_jax.backends.interface import (
     KeepsGathered,
     Work,
     interpret_settings,
+    is_wide,
+    narrower,
 )
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.runtime import custom_call, mesh
@@ -69,6 +71,7 @@ class Operator:
                 name=name,
                 invariant_over=work.axis_names if self._same_on_every_rank() else (),
                 key=(self, interpret),
+                narrow=self._is_kernel,
                 fold=functools.partial(self._fold, emitted) if self.backend.folds else None,
             )
         )
@@ -94,7 +97,13 @@ class Operator:
             axis_names=(),
             name=f"{self.name}_folded",
             key=(self, tuple(shared), interpret_settings.get()),
+            narrow=self._is_kernel,
         )
+
+    @property
+    def _is_kernel(self) -> bool:
+        """Whether it is a kernel of its own; ``xla`` runs what the user wrote in plain JAX."""
+        return self.backend.name != "xla"
 
     def keeping(self) -> Operator:
         """This operator, which also returns what was gathered of each bound operand.
@@ -186,6 +195,8 @@ class Operator:
                 )
             if name not in shapes:
                 kernel.check_blocks(name, spec, tuple(x.shape))
+            if self._is_kernel and self.target != "triton" and is_wide(x.dtype):
+                raise UnsupportedError(f"{self.name}: {narrower(f'operand {name}', x.dtype)}")
             if name in shapes and tuple(x.shape) != shapes[name]:
                 raise InputError(
                     f"{self.name}: operand {name} is {tuple(x.shape)} on each rank, the plan has "

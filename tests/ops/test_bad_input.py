@@ -348,12 +348,6 @@ def test_automatic_mesh_axes() -> None:
         jax.eval_shape(jax.jit(fn), X)
 
 
-def test_forward_mode_derivatives() -> None:
-    fn = jax.jit(cases.sharded(CASES[0], cases.ranks_mesh(2)))
-    with pytest.raises(TypeError, match="can't apply forward-mode autodiff"):
-        jax.jvp(lambda x: fn(x, W), (X[None],), (X[None],))
-
-
 @pytest.mark.parametrize("kind", ["broadcast", "nothing"])
 def test_kinds_of_exchange(kind: str) -> None:
     spec = Contraction("bmk", "kn", "bmn", kind, "lhs", gather="m")
