@@ -15,6 +15,7 @@ from syncopate_jax.backends import stepwise
 from syncopate_jax.backends.buffers import Buffer, place_buffers, result_tensor
 from syncopate_jax.backends.interface import Emitted, Work
 from syncopate_jax.errors import InputError, SyncopateError
+from syncopate_jax.kernel.frame import frame_box
 from syncopate_jax.options import Launch
 from syncopate_jax.registry import backends
 
@@ -113,9 +114,11 @@ class _Run:
     def _gathered(self, operand: str, x: jax.Array) -> jax.Array:
         """What tiles see of an operand: this rank's goals, from what every rank holds."""
         tensor = self.bound[operand].tensor
-        held, seen = self.places.items[tensor, "input"], self.places.items[tensor, "gathered"]
+        held, whole = self.places.items[tensor, "input"], self.places.items[tensor, "gathered"]
         x = x.reshape(held.shape)
-        start = _around(held, seen)
+        start = _around(held, whole)
+        # What arrives only to be handed on, such as a ring's partial sums, is none of it.
+        seen = Buffer(tensor, "gathered", *frame_box(self.plan, tensor, write=False))
         return self._cut(self._run_plan({tensor: (x, held, start)})[tensor], start, seen)
 
     def _reduced(self, operand: str, out: jax.Array) -> jax.Array:

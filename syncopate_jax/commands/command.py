@@ -47,7 +47,10 @@ def print_json(value: object) -> None:
 
 
 def integers(flag: str, given: str, least: int = 0, example: str = "8192,4096") -> tuple[int, ...]:
-    """The integers of ``--flag A,B,…``, each of ``least`` to ``MAX_EXTENT``; else InputError."""
+    """The integers of ``--flag A,B,…``, each of ``least`` to ``MAX_EXTENT``.
+
+    Raises InputError that says what is none of them.
+    """
     shown = given if len(given) <= 60 else f"{given[:60]}…"
     words = [word.strip() for word in given.split(",")]
     if not all(re.fullmatch(r"-?[0-9]+", word) for word in words):
