@@ -28,7 +28,7 @@ from syncopate_jax.runtime import custom_call
 OPERATIONS = (
     steps.UNARY
     | steps.BINARY
-    | {"add_any", "and", "clamp", "convert_element_type", "eq", "erf_inv", "ge", "gt", "is_finite"}
+    | {"add_any", "and", "clamp", "convert_element_type", "eq", "ge", "gt", "is_finite"}
     | {"le", "lt", "ne", "nextafter", "not", "or", "select_n", "xor"}
 )
 CALLS = frozenset({"jit", "custom_jvp_call"})
@@ -130,7 +130,7 @@ def _mixed(nodes: Sequence[Node], around: Around) -> str:
         reason = around.refusal(node, [x for x in node.inputs if x is not first])
         if reason:
             return reason
-    return f"{nodes[-1].name} stands between, of values that are not made of one dot's result"
+    return f"what it moves is made by {nodes[0].name}, not by a dot"
 
 
 def _is_moved(new: Value, old: Value) -> bool:

@@ -144,3 +144,12 @@ def test_what_comes_from_two_dots_is_left() -> None:
     report = same(mapped(body), X, W)
     assert report.replaced == ()
     assert "whose other operand differs along the moved dimension" in reasons(report)[0]
+
+
+def test_what_comes_from_no_dot_is_left() -> None:
+    def body(x: jax.Array, w: jax.Array) -> jax.Array:
+        made = jnp.sin(jnp.full((2, 4), 2.0))
+        return lax.all_to_all(made, "t", 1, 0, tiled=True) + x[0, 0]
+
+    report = overlap(mapped(body, check_vma=False)).report(X, W[:, :2])
+    assert reasons(report)[0].startswith("after a dot: what it moves is made by sin, not by a dot")
