@@ -7,9 +7,10 @@ from dataclasses import replace
 import jax.numpy as jnp
 
 from syncopate_jax.ops.operands import DTYPES
-from syncopate_jax.rewrite import steps, swaps
-from syncopate_jax.rewrite.graph import Node, Value, one_use
+from syncopate_jax.rewrite import regions, steps, swaps
+from syncopate_jax.rewrite.graph import Node, Value, uses_of
 from syncopate_jax.rewrite.letters import letters
+from syncopate_jax.rewrite.regions import Around
 from syncopate_jax.rewrite.steps import Step
 from syncopate_jax.rewrite.swaps import SUMS, Operand, Place, Swap, Taken
 
@@ -34,8 +35,8 @@ def after_dot(
             return f"{user.name} stands between: it sums several dots, an operator has one"
         if len(user.outputs) != 1 or not user.inputs:
             return f"what it moves is made by {user.name}, not by a dot"
-        if reason := one_use(value):
-            return f"the dot's result must go into it alone, but {reason}"
+        if any(reader not in gone for reader in value.uses):
+            return f"the dot's result must go into it alone, but {uses_of(value)}"
         if user.name == "dot_general":
             break
         if user.name == "convert_element_type":
@@ -48,16 +49,18 @@ def after_dot(
                 done.insert(0, Step(swaps.caster(dtype)))
             else:
                 narrowed = narrowed or dtype
-        elif swaps.is_elementwise(user):
+        elif regions.is_elementwise(user):
             if sums and user.name not in steps.LINEAR:
                 return f"{user.name} stands between, which does not commute with a sum"
             if narrowed:
                 return f"a cast stands after {user.name}, and does not commute with it"
-            value_before = _carried(user)
-            step = steps.elementwise(user, value_before, layout, names, place.tracked)
-            if isinstance(step, str):
-                return step
-            done.insert(0, step)
+            region = regions.behind(value, Around(layout, names, place))
+            if isinstance(region, str):
+                return region
+            done.insert(0, region.step)
+            gone[:0] = region.nodes
+            value = region.end
+            continue
         else:
             if user.name not in (*steps.RESHAPES, *steps.CASTS, "transpose"):
                 return f"what it moves is made by {user.name}, not by a dot"
@@ -85,14 +88,6 @@ def after_dot(
     out_dtype = narrowed or swap.out_dtype
     done.append(Step(swaps.reshaper(node.outputs[0].aval.shape)))
     return replace(swap, out_dtype=out_dtype, shape=layout.outside, steps=tuple(done))
-
-
-def _carried(node: Node) -> Value:
-    """The operand of an elementwise operation that is nearer to a dot."""
-    for value in node.inputs:
-        if value.node is not None and value.node.name not in ("broadcast_in_dim", "pvary"):
-            return value
-    return node.inputs[0]
 
 
 def _is_product(value: Value) -> bool:

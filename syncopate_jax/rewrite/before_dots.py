@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 
 from jax import lax
 
-from syncopate_jax.rewrite import steps, swaps
+from syncopate_jax.rewrite import regions, steps, swaps
 from syncopate_jax.rewrite.graph import COLLECTIVES, Node, Value, uses_of
 from syncopate_jax.rewrite.layout import Layout
 from syncopate_jax.rewrite.letters import letters
+from syncopate_jax.rewrite.regions import Around, Region
 from syncopate_jax.rewrite.steps import Step
 from syncopate_jax.rewrite.swaps import Kept, Operand, Place, Swap, Taken
 
@@ -45,8 +46,14 @@ def before_dot(
         (Step(swaps.reshaper(exchange.layout.outside)),),
         (node,),
     )
-    while len(path.value.uses) == 1:
+    while path.value.uses:
         user = path.value.uses[0]
+        if len(path.value.uses) > 1:
+            region = regions.ahead(path.value, Around(path.layout, names, place))
+            if isinstance(region, str):
+                break
+            path = _beyond(path, region)
+            continue
         if user is None or user.name == "dot_general":
             break
         moved = _over(user, path, names, place)
@@ -82,10 +89,9 @@ def _over(user: Node, path: _Path, names: tuple[str, ...], place: Place) -> _Pat
         if reason := swaps.unmovable_cast(value, result, widens="before it moves"):
             return reason
         step = Step(swaps.caster(result.aval.dtype))
-    elif swaps.is_elementwise(user):
-        step = steps.elementwise(user, value, layout, names, place.tracked)
-        if isinstance(step, str):
-            return step
+    elif regions.is_elementwise(user):
+        region = regions.ahead(value, Around(layout, names, place))
+        return region if isinstance(region, str) else _beyond(path, region)
     else:
         moved = steps.follow(user, result, layout, backward=False)
         if isinstance(moved, str):
@@ -93,6 +99,11 @@ def _over(user: Node, path: _Path, names: tuple[str, ...], place: Place) -> _Pat
         layout, step = moved.layout, moved.step
     done = (*path.done, step) if step else path.done
     return _Path(result, layout, done, (*path.gone, user), path.undo)
+
+
+def _beyond(path: _Path, region: Region) -> _Path:
+    done, gone = (*path.done, region.step), (*path.gone, *region.nodes)
+    return _Path(region.end, path.layout, done, gone, path.undo)
 
 
 def _by_way_of(

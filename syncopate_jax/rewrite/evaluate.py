@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -186,7 +187,7 @@ class Rewriter:
             self._leave(node, place, reason)
             return None
         if node.name == "shard_map":
-            return self._shard_map(node)
+            return self._shard_map(node, place)
         if node.name == "custom_vjp_call":
             return self._custom_vjp(node, place)
         runs = {
@@ -248,10 +249,30 @@ class Rewriter:
                         self.left.append(Left(found.name, reason, found.source))
                     self._leave(found, place, reason)
 
-    def _shard_map(self, node: Node) -> Function | None:
+    def _shard_map(self, node: Node, outer: Place | None) -> Function | None:
         params = node.params
         mesh, manual = params["mesh"], params["newly_manual_axes"]
-        place = _place(mesh, {*manual, *mesh.manual_axes}, params["check_vma"])
+
+        def bound(fn: Callable[[], Any]) -> Any:
+            found: list[Any] = []
+
+            def call() -> tuple[()]:
+                found.append(fn())
+                return ()
+
+            mapped = jax.shard_map(
+                call,
+                mesh=mesh,
+                in_specs=(),
+                out_specs=(),
+                axis_names=set(manual),
+                check_vma=params["check_vma"],
+            )
+            trace = functools.partial(jax.eval_shape, mapped)
+            _ = trace() if outer is None else outer.bound(trace)
+            return found[0]
+
+        place = _place(mesh, {*manual, *mesh.manual_axes}, params["check_vma"], bound)
         # What a forward pass leaves for the backward pass is the same array on every rank there.
         given = {
             i: self.numbers[value, mesh, spec]
@@ -279,13 +300,15 @@ def surrounding_place() -> Place | None:
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.manual_axes:
         return None
-    return _place(mesh, set(mesh.manual_axes), custom_call.tracks_varying_axes())
+    return _place(mesh, set(mesh.manual_axes), custom_call.tracks_varying_axes(), lambda fn: fn())
 
 
-def _place(mesh: Any, manual: set[str], tracked: bool) -> Place:
+def _place(
+    mesh: Any, manual: set[str], tracked: bool, bound: Callable[[Callable[[], Any]], Any]
+) -> Place:
     sizes = dict(mesh.shape)
     automatic = tuple(sorted(x for x in sizes if x not in manual and sizes[x] > 1))
-    return Place(sizes, automatic, tracked)
+    return Place(sizes, automatic, tracked, bound)
 
 
 @dataclass(eq=False, slots=True)

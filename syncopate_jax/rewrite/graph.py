@@ -4,8 +4,8 @@ Private parts of JAX in use, read at 0.11.2 and 0.12.0.1, all of them in this fi
 lines and name stack of an equation (``source_info_util``), the effect of talking along a mesh axis
 (``core.NamedAxisEffect``) and the context that an equation was
 traced in (``JaxprEqn.ctx``), which ``jax.extend.core`` shows but does not let one restore,
-``ft_in`` of a ``scan``, the tree of its arguments, and ``fwd_jaxpr_thunk`` of a
-``custom_vjp_call``, its forward rule.
+``ft_in`` of a ``scan``, the tree of its arguments, ``fwd_jaxpr_thunk`` of a
+``custom_vjp_call``, its forward rule, and ``jvp_jaxpr_fun`` of a ``custom_jvp_call``.
 """
 
 from __future__ import annotations
@@ -221,6 +221,20 @@ def changed_forward_rule(node: Node, change: Callable[[Any], Any]) -> dict[str, 
         return changed, changed.consts
 
     return {"fwd_jaxpr_thunk": linear_util.wrap_init(rule, debug_info=original.debug_info)}
+
+
+def jvp_rule(node: Node) -> tuple[Graph, Sequence[bool]] | None:
+    """The derivative rule of a ``custom_jvp_call``, of its arguments and all their tangents.
+
+    It gives all results, then the tangents of those that are not said to be zero. None for a rule
+    that closes over arrays. To be called where the mesh axes of the call are bound.
+    """
+    rule = node.params["jvp_jaxpr_fun"]
+    try:
+        jaxpr, constants, zeros = rule.call_wrapped(*[False] * len(node.inputs))
+    except jax.errors.UnexpectedTracerError:  # of the function around, which has been traced
+        return None
+    return None if constants or jaxpr.constvars else (read(jaxpr, inline=False), zeros)
 
 
 def varying(value: Value) -> frozenset[str]:

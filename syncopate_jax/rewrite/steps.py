@@ -10,13 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jax import lax
 
 from syncopate_jax.rewrite.graph import Node, Value, varying
 from syncopate_jax.rewrite.layout import Layout
-from syncopate_jax.runtime import custom_call
 
 UNARY = frozenset(
     {"abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "copy", "cos"}
@@ -93,27 +90,14 @@ def _adds_ones(node: Node) -> bool:
     return tuple(new[d] for d in kept) == old and all(n == 1 for n in added)
 
 
-def elementwise(
+def varies(
     node: Node, value: Value, layout: Layout, axis_names: Sequence[str], tracked: bool
-) -> Step | str:
-    """The operation on the other side; ``value`` is the operand that the collective moves.
+) -> str | None:
+    """Why an operand of an elementwise operation cannot be had on the other side; None if it can.
 
-    A second operand must be the same along every moved dimension and on every rank.
+    It must be the same along every moved dimension and on every rank.
     """
-    if node.name in UNARY and len(node.inputs) == 1:
-        return Step(lambda x: node.bind([x])[0])
-    if node.name == "jit":
-        return _call(node)
-    if node.name not in BINARY:
-        return f"{node.name} stands between, which uses what is moved in a way that cannot be moved"
-    if node.inputs[0] is node.inputs[1]:
-        return Step(lambda x: node.bind([x, x])[0])
-    left = node.inputs[0] is value
-    source = _before_casts(node.inputs[1 if left else 0])
-    dims = tuple(range(source.aval.ndim))
-    if source.node is not None and source.node.name == "broadcast_in_dim":
-        dims = tuple(source.node.params["broadcast_dimensions"])
-        source = source.node.inputs[0]
+    source, dims = source_of(value)
     moved = layout.moved()
     if any(d in moved and source.aval.shape[i] != 1 for i, d in enumerate(dims)):
         return f"{node.name} stands between, whose other operand differs along the moved dimension"
@@ -122,14 +106,23 @@ def elementwise(
             f"{node.name} stands between, whose other operand is not known to be the same on "
             f"every rank of {', '.join(axis_names)}"
         )
-    shape = layout.outside
+    return None
 
-    def apply(x: jax.Array, y: jax.Array) -> Any:
-        spread = lax.broadcast_in_dim(jnp.asarray(y, source.aval.dtype), shape, dims)
-        x, spread = custom_call.vary_alike((x, spread))
-        return node.bind([x, spread] if left else [spread, x])[0]
 
-    return Step(apply, (source,))
+def source_of(value: Value) -> tuple[Value, tuple[int, ...]]:
+    """What an operand was before it was broadcast, and along which dimensions that lies."""
+    source = _before_casts(value)
+    if source.node is not None and source.node.name == "broadcast_in_dim":
+        return source.node.inputs[0], tuple(source.node.params["broadcast_dimensions"])
+    return source, tuple(range(source.aval.ndim))
+
+
+def carried(node: Node) -> Value:
+    """The operand of an elementwise operation that is nearer to a dot."""
+    for value in node.inputs:
+        if value.node is not None and value.node.name not in ("broadcast_in_dim", "pvary"):
+            return value
+    return node.inputs[0]
 
 
 def _before_casts(value: Value, through: frozenset[str] = CASTS) -> Value:
@@ -144,21 +137,3 @@ def _same_on_every_rank(value: Value, axis_names: Sequence[str], tracked: bool) 
     if value.node is None and value.known is not None:
         return True
     return tracked and not varying(value) & set(axis_names)
-
-
-def _call(node: Node) -> Step | str:
-    """A small function of one array, such as ``silu``, all of whose operations are elementwise."""
-    jaxpr = node.params["jaxpr"]
-    shape = node.inputs[0].aval.shape
-    plain = (
-        len(node.inputs) == len(node.outputs) == 1
-        and not jaxpr.constvars
-        and all(
-            (eqn.primitive.name in UNARY | BINARY | {"pvary", "convert_element_type"})
-            and all(v.aval.shape in ((), shape) for v in (*eqn.invars, *eqn.outvars))
-            for eqn in jaxpr.eqns
-        )
-    )
-    if not plain:
-        return f"{node.name} of {node.params['name']} stands between and is not elementwise"
-    return Step(lambda x: jax.core.eval_jaxpr(jaxpr, (), x)[0])

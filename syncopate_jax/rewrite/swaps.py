@@ -11,7 +11,6 @@ from jax import lax
 
 from syncopate_jax.ops.operands import DTYPES
 from syncopate_jax.ops.spec import Contraction
-from syncopate_jax.rewrite import steps
 from syncopate_jax.rewrite.graph import Node, Value
 from syncopate_jax.rewrite.layout import Layout
 from syncopate_jax.rewrite.letters import Letters
@@ -28,11 +27,13 @@ class Place:
       sizes: extent of every mesh axis.
       automatic: axes of several ranks that are left to the compiler.
       tracked: as ``check_vma`` of the ``shard_map``.
+      bound: calls a function where the mesh axes are bound, as tracing a derivative rule needs.
     """
 
     sizes: Mapping[str, int]
     automatic: tuple[str, ...]
     tracked: bool
+    bound: Callable[[Callable[[], Any]], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,10 +240,6 @@ def unmovable_cast(old: Value, new: Value, *, widens: str) -> str | None:
             f"have to happen {widens}"
         )
     return None
-
-
-def is_elementwise(node: Node) -> bool:
-    return node.name in steps.UNARY | steps.BINARY | {"jit"}
 
 
 def reshaper(shape: tuple[int, ...]) -> Callable[[Any], Any]:
