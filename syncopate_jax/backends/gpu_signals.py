@@ -4,9 +4,9 @@ A wait is an acquire at system scope by one thread of a warpgroup, then a fence 
 acquired visible to the copy unit. A signal is a release at system scope by the thread that started
 the warpgroup's copies; the caller has waited until those have landed (not only left).
 
-Counters are zero at the start of a rank's launch: XLA clears them ahead of it. Peers raise them only
-once they know that it has begun: they have been greeted (``gpu_greeting``), or XLA had a barrier
-between devices before the kernel.
+Counters are zero at the start of a rank's launch: XLA clears them ahead of it. Peers raise them
+only once they know that it has begun: they have been greeted (``gpu_greeting``), or XLA had a
+barrier between devices before the kernel.
 """
 
 from __future__ import annotations
