@@ -20,9 +20,13 @@ from syncopate_jax.errors import UnsupportedError
 def reverse_only(x: jax.Array, name: str) -> jax.Array:
     """``x``, of which ``name`` gives gradients in reverse mode only.
 
+    An empty array is left as it is: XLA's partitioner takes none that something is done with.
+
     Raises:
       UnsupportedError: when a forward-mode derivative through it runs or is lowered.
     """
+    if not x.size:
+        return x
     same: jax.Array = _value_p.bind(x, name=name)
     return same
 
