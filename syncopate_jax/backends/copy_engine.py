@@ -31,9 +31,10 @@ from syncopate_jax.backends import (
 from syncopate_jax.backends.buffers import Buffers
 from syncopate_jax.backends.by_target import ByTarget
 from syncopate_jax.backends.gpu_buffers import GATHERED, INPUT, Key
-from syncopate_jax.backends.gpu_kernel import CTA_AXIS, LOCAL, FusedKernel
+from syncopate_jax.backends.gpu_kernel import CTA_AXIS, FusedKernel
 from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.backends.gpu_peers import Peers
+from syncopate_jax.backends.gpu_places import LOCAL, Row
 from syncopate_jax.backends.gpu_signals import Signals
 from syncopate_jax.backends.gpu_tables import LayoutMaker
 from syncopate_jax.backends.interface import Emitted, Work
@@ -316,7 +317,7 @@ class FlaggedKernel(FusedKernel):
             waits = _Flags(flags_ref, self.layout.num_slots, zero, False, None)
             cta = lax.axis_index(CTA_AXIS)
             warpgroup = lax.axis_index(loop.launch()["thread_name"])
-            row = gpu_kernel._Row(table_ref, zero)
+            row = Row(table_ref, zero)
             gpu_kernel._Cta(self, row, peers, waits, None, cta, warpgroup).compute(cta)
 
         body.__name__ = f"fused_{kernel.name}"

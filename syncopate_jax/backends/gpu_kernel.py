@@ -25,17 +25,15 @@ from syncopate_jax.backends.gpu_copy import Copier, Mover
 from syncopate_jax.backends.gpu_greeting import Greeting
 from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.backends.gpu_peers import Peers
+from syncopate_jax.backends.gpu_places import LOCAL, Known, Places, Row, TableOrder
 from syncopate_jax.backends.gpu_signals import Signals, Watch
 from syncopate_jax.backends.gpu_watchdog import raise_given_up
 from syncopate_jax.backends.interface import Emitted, Work
-from syncopate_jax.backends.rank_table import Ahead, Get
 from syncopate_jax.errors import UnsupportedError
-from syncopate_jax.kernel.loop import Use
 from syncopate_jax.options import Launch
 from syncopate_jax.pallas_kernels.tile_loop_mosaic_gpu import Tile, TileLoop
 
 CTA_AXIS = "cta"
-LOCAL = "local"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,7 +208,7 @@ class FusedKernel:
         greeting = None
         if door is not None:
             greeting = Greeting(rank_id, door, signals, peers, slots)
-        run = _Cta(self, _Row(table, rank_id), peers, signals, greeting, cta, wg)
+        run = _Cta(self, Row(table, rank_id), peers, signals, greeting, cta, wg)
         if watch is not None:
             pl.when((cta == 0) & (wg == 0))(lambda: gpu_signals.clear_record(watch))
         if launch.late_us:
@@ -229,22 +227,11 @@ class FusedKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """The rank's row of the table."""
-
-    ref: Any
-    row: Any
-
-    def __getitem__(self, at: Any) -> Any:
-        return self.ref[self.row, at]
-
-
-@dataclass(frozen=True, slots=True)
 class _Cta:
     """What one CTA does."""
 
     kernel: FusedKernel
-    table: _Row
+    table: Row
     peers: Peers
     signals: Signals
     greeting: Greeting | None
@@ -279,17 +266,17 @@ class _Cta:
 
         def look_up(stored: Tile, tile: Tile) -> tuple[Tile, Tile]:
             first, second = stored.chunk, tile.chunk
-            done = _Known(
+            done = Known(
                 stores=layout.stores.ahead(table, first), signals=layout.signals.ahead(table, first)
             )
-            begun = _Known(
+            begun = Known(
                 waits=layout.e_waits.ahead(table, second),
                 addends=layout.addends.ahead(table, second),
             )
             return dataclasses.replace(stored, known=done), dataclasses.replace(tile, known=begun)
 
         loop = TileLoop(
-            _TableOrder(layout, table, self.kernel.work.schedule.num_tiles),
+            TableOrder(layout, table, self.kernel.work.schedule.num_tiles),
             worker,
             self.kernel.work.schedule.workers,
             before_tile=before_tile if self.greeting or not layout.waits.empty else None,
@@ -300,7 +287,7 @@ class _Cta:
             look_up=look_up,
         )
         local = self.kernel.work.kernel
-        local.loop_body.emit(local, _Places(self.kernel, table, self.peers), loop)
+        local.loop_body.emit(local, Places(self.kernel, table, self.peers), loop)
         if not layout.exit_signals.empty:
             # The first warpgroup has used all that this CTA has read.
             @pl.when(self.wg == 0)
@@ -369,150 +356,6 @@ class _Cta:
             )
         if self.greeting is not None:
             self._by_greeter(self.greeting.leave)
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What has been read of the table ahead: of a tile that is stored, or of one that is begun."""
-
-    stores: Ahead | None = None
-    signals: Ahead | None = None
-    waits: Ahead | None = None
-    addends: Ahead | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _TableOrder:
-    """The schedule's order; a tile's chunk is its position."""
-
-    layout: Layout
-    table: Any
-    size: int
-
-    def fetch(self, position: Any) -> Any:
-        return position, *(self.layout.order.get(self.table, position, i) for i in (0, 1))
-
-    def decode(self, fetched: Any) -> tuple[Any, Any, Any]:
-        position, m, n = fetched
-        return m, n, position
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Where blocks are; see ``kernel.loop.Places``."""
-
-    kernel: FusedKernel
-    table: Any
-    peers: Peers
-
-    @property
-    def has_addends(self) -> bool:
-        return self.kernel.layout.addend_key is not None
-
-    @property
-    def single_addends(self) -> bool:
-        return self.kernel.layout.addends.most <= 1
-
-    @property
-    def direct(self) -> bool:
-        return self.kernel.direct
-
-    def shape(self, operand: str) -> tuple[int, ...]:
-        access = self.kernel.work.accesses.get(operand)
-        if access is not None:
-            return access.shape
-        return self.peers.placed[operand, LOCAL].shape
-
-    def dtype(self, operand: str) -> Any:
-        key = self.kernel.layout.addend_key
-        if key is not None and operand in self.kernel.work.kernel.results:
-            return self.peers.placed[key].dtype
-        if operand in self.kernel.layout.reads:
-            return self.peers.placed[self.kernel.layout.reads[operand].own].dtype
-        return self.peers.placed[operand, LOCAL].dtype
-
-    def step(self, position: Any) -> list[Any]:
-        kernel, section = self.kernel.work.kernel, self.kernel.layout.steps
-        axes = kernel.reduction_axes
-        if section is not None:
-            return [section.get(self.table, position, i) for i in range(len(axes))]
-        found = []
-        for axis in reversed(axes):
-            count = kernel.grid[axis]
-            outermost = axis == axes[0]
-            found.append(position if outermost else lax.rem(position, jnp.int32(count)))
-            position = position if outermost else lax.div(position, jnp.int32(count))
-        return found[::-1]
-
-    def read(self, operand: str, starts: Sequence[Any], tile: Any, step: Any, use: Use) -> None:
-        read = self.kernel.layout.reads.get(operand)
-        if read is None:
-            self.peers.own((operand, LOCAL), starts, use)
-            return
-        get = functools.partial(read.region.get, self.table)
-
-        def shifted(row: int) -> list[Any]:
-            return [start + get(row, d) for d, start in enumerate(starts)]
-
-        if not read.dims:
-            self.peers.own(read.own, shifted(2), use)
-            return
-        inside = jnp.bool_(True)
-        for d in read.dims:
-            inside &= (starts[d] >= get(0, d)) & (starts[d] < get(1, d))
-        pl.when(inside)(lambda: self.peers.own(read.own, shifted(2), use))
-
-        @pl.when(jnp.logical_not(inside))
-        def _() -> None:
-            if read.peer is None:
-                self.peers.own(read.other, shifted(3), use)
-                return
-            at = step if read.peer_by_step else tile.chunk
-            where = functools.partial(read.peer.get, self.table, at)
-            away = [start + where(1 + d) for d, start in enumerate(starts)]
-            self.peers.far(read.other, where(0), away, use)
-
-    def write(self, result: str, starts: Sequence[Any], tile: Any, use: Use) -> None:
-        layout, table = self.kernel.layout, self.table
-        if not layout.store_keys:
-            self.peers.own((result, LOCAL), starts, use)
-            return
-
-        def one(get: Get) -> None:
-            def store(number: int) -> None:
-                key = layout.store_keys[number]
-                at = [get(2 + d) for d in range(len(layout.by_key[key].shape))]
-                self._store(key, get(1), at, use)
-
-            gpu_peers.choose(len(layout.store_keys), get(0), store)
-
-        known = tile.known and tile.known.stores
-        layout.stores.visit(table, tile.chunk, one, known=known, unrolled=False)
-
-    def _store(self, key: Key, rank: Any, starts: Sequence[Any], use: Use) -> None:
-        if self.kernel.communicating:
-            self.peers.own(key, starts, use)
-        else:
-            self.peers.far(key, rank, starts, use, copied=not self.direct)
-
-    def addends(self, tile: Any) -> tuple[Any, Any]:
-        layout, table = self.kernel.layout, self.table
-        key = layout.addend_key or ("", "")
-
-        def use_row(get: Get, use: Use) -> None:
-            starts = [get(d) for d in range(len(layout.by_key[key].shape))]
-            self.peers.own(key, starts, use)
-
-        known = tile.known and tile.known.addends
-        if known is not None and self.single_addends:
-            (row,) = known.rows
-            return 1 if known.count is None else known.count, lambda _, use: use_row(row, use)
-        lo, hi = layout.addends.bounds(table, tile.chunk)
-
-        def at(i: Any, use: Use) -> None:
-            use_row(functools.partial(layout.addends.rows.get, table, lo + i), use)
-
-        return hi - lo, at
 
 
 def cut_of(spec: pl.BlockSpec) -> tuple[int, int]:
