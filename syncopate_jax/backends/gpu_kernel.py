@@ -287,7 +287,15 @@ class _Cta:
             look_up=look_up,
         )
         local = self.kernel.work.kernel
-        local.loop_body.emit(local, Places(self.kernel, table, self.peers), loop)
+        places = Places(
+            self.kernel.work,
+            layout,
+            table,
+            self.peers,
+            direct=self.kernel.direct,
+            own_only=self.kernel.communicating > 0,
+        )
+        local.loop_body.emit(local, places, loop)
         if not layout.exit_signals.empty:
             # The first warpgroup has used all that this CTA has read.
             @pl.when(self.wg == 0)

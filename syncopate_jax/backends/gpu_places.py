@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -15,11 +15,9 @@ from syncopate_jax.backends import gpu_peers
 from syncopate_jax.backends.gpu_buffers import Key
 from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.backends.gpu_peers import Peers
+from syncopate_jax.backends.interface import Work
 from syncopate_jax.backends.rank_table import Ahead, Get
 from syncopate_jax.kernel.loop import Use
-
-if TYPE_CHECKING:
-    from syncopate_jax.backends.gpu_kernel import FusedKernel
 
 LOCAL = "local"
 """The kind of a buffer that the plan does not move."""
@@ -64,40 +62,44 @@ class TableOrder:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where blocks are; see ``kernel.loop.Places``."""
+    """Where blocks are; see ``kernel.loop.Places``.
 
-    kernel: FusedKernel
-    table: Any
+    Attributes:
+      direct: tiles are stored by loads and stores of the threads.
+      own_only: tiles are stored in the rank's own memory; others bring them to peers.
+    """
+
+    work: Work
+    layout: Layout
+    table: Row
     peers: Peers
+    direct: bool
+    own_only: bool
 
     @property
     def has_addends(self) -> bool:
-        return self.kernel.layout.addend_key is not None
+        return self.layout.addend_key is not None
 
     @property
     def single_addends(self) -> bool:
-        return self.kernel.layout.addends.most <= 1
-
-    @property
-    def direct(self) -> bool:
-        return self.kernel.direct
+        return self.layout.addends.most <= 1
 
     def shape(self, operand: str) -> tuple[int, ...]:
-        access = self.kernel.work.accesses.get(operand)
+        access = self.work.accesses.get(operand)
         if access is not None:
             return access.shape
         return self.peers.placed[operand, LOCAL].shape
 
     def dtype(self, operand: str) -> Any:
-        key = self.kernel.layout.addend_key
-        if key is not None and operand in self.kernel.work.kernel.results:
+        key = self.layout.addend_key
+        if key is not None and operand in self.work.kernel.results:
             return self.peers.placed[key].dtype
-        if operand in self.kernel.layout.reads:
-            return self.peers.placed[self.kernel.layout.reads[operand].own].dtype
+        if operand in self.layout.reads:
+            return self.peers.placed[self.layout.reads[operand].own].dtype
         return self.peers.placed[operand, LOCAL].dtype
 
     def step(self, position: Any) -> list[Any]:
-        kernel, section = self.kernel.work.kernel, self.kernel.layout.steps
+        kernel, section = self.work.kernel, self.layout.steps
         axes = kernel.reduction_axes
         if section is not None:
             return [section.get(self.table, position, i) for i in range(len(axes))]
@@ -110,7 +112,7 @@ class Places:
         return found[::-1]
 
     def read(self, operand: str, starts: Sequence[Any], tile: Any, step: Any, use: Use) -> None:
-        read = self.kernel.layout.reads.get(operand)
+        read = self.layout.reads.get(operand)
         if read is None:
             self.peers.own((operand, LOCAL), starts, use)
             return
@@ -138,7 +140,7 @@ class Places:
             self.peers.far(read.other, where(0), away, use)
 
     def write(self, result: str, starts: Sequence[Any], tile: Any, use: Use) -> None:
-        layout, table = self.kernel.layout, self.table
+        layout, table = self.layout, self.table
         if not layout.store_keys:
             self.peers.own((result, LOCAL), starts, use)
             return
@@ -155,13 +157,13 @@ class Places:
         layout.stores.visit(table, tile.chunk, one, known=known, unrolled=False)
 
     def _store(self, key: Key, rank: Any, starts: Sequence[Any], use: Use) -> None:
-        if self.kernel.communicating:
+        if self.own_only:
             self.peers.own(key, starts, use)
         else:
             self.peers.far(key, rank, starts, use, copied=not self.direct)
 
     def addends(self, tile: Any) -> tuple[Any, Any]:
-        layout, table = self.kernel.layout, self.table
+        layout, table = self.layout, self.table
         key = layout.addend_key or ("", "")
 
         def use_row(get: Get, use: Use) -> None:
