@@ -135,7 +135,7 @@ class Pace:
             arrived = end - self._seconds(left) - len(bounds) * self.gap
             size = max(int(arrived / self.band) - bounds[-1], least)
             if left - size < least:  # what is left is no chunk of its own
-                size = left if left < max(size, 2 * least) else left - least
+                size = left if left < 2 * least or size >= left else left - least
             bounds.append(bounds[-1] + size)
         return bounds
 

@@ -45,6 +45,10 @@ def test_sizes_fall_where_the_copy_takes_longer_and_grow_where_the_product_does(
     assert last * H200.across <= H200.workers  # the tail is one turn of tiles
 
 
+def test_one_chunk_where_a_second_would_only_wait() -> None:
+    assert Pace(bands=2, across=1, workers=1, band=1.0, tile=1.0, gap=2.0).bounds() == [0, 2]
+
+
 @given(st.data())
 def test_bounds_are_chunks_of_a_turn_that_end_where_the_pace_says(data: st.DataObject) -> None:
     bands, across, workers = (data.draw(st.integers(1, most)) for most in (60, 40, 132))
