@@ -308,11 +308,11 @@ class _Cta:
         if self.greeting is not None:
             pl.when(condition)(self.greeting.meet)
 
-    def greet(self) -> None:
-        """Peers are let in and awaited, and the door is shut behind them."""
+    def greet(self, shut: bool = True) -> None:
+        """Peers are let in and awaited, and the door is shut behind them if ``shut``."""
         greeting = self.greeting
         if greeting is not None:
-            self._by_greeter(greeting.open, greeting.greet, greeting.shut)
+            self._by_greeter(greeting.open, greeting.greet, *[greeting.shut] * shut)
 
     def _by_greeter(self, *steps: Callable[[], None]) -> None:
         """Steps of the greeting: by the last warpgroup of a CTA that does not compute."""
@@ -340,11 +340,9 @@ class _Cta:
             number=self.cta * loop.warpgroups + self.wg,
             copiers=self.kernel.communicating * loop.warpgroups,
         )
-        greeting = self.greeting
         # Where copies wait for tiles there is time for all of the greeting before them.
         at_once = not self.kernel.layout.op_waits.empty
-        if greeting is not None:
-            self._by_greeter(greeting.open, greeting.greet, *[greeting.shut] * at_once)
+        self.greet(shut=at_once)
         self._meet()
         scratch = mover.scratch(self.kernel.layout, loop.warpgroups)
         pl.run_scoped(
@@ -352,8 +350,8 @@ class _Cta:
             collective_axes=loop.launch()["thread_name"],
             **scratch,
         )
-        if greeting is not None and not at_once:
-            self._by_greeter(greeting.shut)
+        if self.greeting is not None and not at_once:
+            self._by_greeter(self.greeting.shut)
 
     def leave(self) -> None:
         """Nothing of this rank is written or read by a peer any more when it leaves."""
