@@ -249,11 +249,6 @@ class ContractionLoop:
         return self.config.warpgroups + 1
 
     @property
-    def signals(self) -> int:
-        """Warpgroups that store a part of a tile each, and signal it."""
-        return self.config.warpgroups
-
-    @property
     def tile_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Grid axes that make a tile's row and its column."""
         return (*self.lead, self.row_axis), (self.column_axis,)
@@ -296,7 +291,7 @@ class ContractionLoop:
             addends_ahead=(
                 places.has_addends
                 and places.single_addends
-                and self.config.overlaps(result.dtype)
+                and self.config.overlaps(result.dtype, steps)
                 and shape["out"][0] % self.config.tile_m == 0
                 and shape["out"][1] % self.config.tile_n == 0
             ),

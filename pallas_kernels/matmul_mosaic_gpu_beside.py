@@ -1,13 +1,21 @@
 """What a Hopper matrix product hides: which k step of a tile runs beside which access of memory.
 
-A tile is stored, signalled, and its addends are read, beside the products of a tile: the one after
-it, and its own. All are numbers that are known when the kernel is made.
+A tile is stored and signalled, and its addends are read, beside the products of a tile: the one
+after it, and its own. Those who multiply store and read; what waits for other executors, or is
+waited for by them, is left to the warpgroup that loads, which is some steps ahead. All are numbers
+that are known when the kernel is made.
 """
 
 import dataclasses
 
 LOOK_UP_STEPS = 2  # k steps that hide a read of the table from L2
-ADDEND_STEPS = 6  # k steps that hide a wait that is over and a read of a tile from L2
+ADDEND_STEPS = 6  # k steps that hide a read of a tile from L2
+SETTLE_STEPS = 4  # k steps in which a store to a peer arrives
+
+
+def least_steps(stores: int) -> int:
+    """K steps in which every store, the end of all, and the addends find one of their own."""
+    return LOOK_UP_STEPS + stores + 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,53 +23,64 @@ class Beside:
     """The k steps of one tile.
 
     Args:
-      k_steps: how many there are.
+      k_steps: how many there are, ``least_steps(stores)`` at least.
+      stages: of operands, by which loading is ahead of multiplying at most.
       stores: output stores of a tile.
       looks_up: whether a table is read first of all.
       signals: whether a tile is signalled once it is stored.
-      few_registers: whether signalling leaves the product enough of them.
+      adds: whether addends are read beside the product.
     """
 
     k_steps: int
+    stages: int
     stores: int
-    looks_up: bool
-    signals: bool
-    few_registers: bool
+    looks_up: bool = False
+    signals: bool = False
+    adds: bool = False
 
     @property
     def first_store(self) -> int:
         """The k step of the first store; until then the table is read, beside step 0."""
-        if not self.looks_up:
-            return 0
-        return min(LOOK_UP_STEPS, max(self.k_steps - self.stores, 0))
+        return LOOK_UP_STEPS if self.looks_up else 0
 
     @property
     def store_steps(self) -> list[int]:
-        """The k steps beside which the tile before is stored, one output store each.
+        """The k steps beside which the tile before is stored, one output store each."""
+        return [self.first_store + index * self.stagger for index in range(self.stores)]
 
-        A contraction with fewer leaves stores for after its last. Stores that go to other devices
-        are spread over the product: all CTAs end a tile together, and the link would stall them.
+    @property
+    def stagger(self) -> int:
+        """How many k steps there are from a store to the next.
+
+        Stores that go to other devices are spread over the product, and executors put theirs off by
+        0 to one less steps, each by another number: all CTAs end a tile together, and the copy unit
+        loads nothing while the link is too busy to take what it stores.
         """
-        first, count = self.first_store, min(self.stores, self.k_steps)
-        end = self.signal_step if self.signals else min(self.stores + first, self.k_steps)
-        early = (first + index * (end - first) // count for index in range(count))
-        return [*early, *[self.k_steps] * (self.stores - count)]
+        if not self.signals:
+            return 1
+        room = self.stored_step - self.first_store
+        settle = min(SETTLE_STEPS, room // 8)
+        return (room - settle) // self.stores
 
     @property
-    def signal_step(self) -> int:
-        """The k step at which the tile before is signalled: its stores are long complete."""
-        least = min(self.stores + self.first_store, self.k_steps)
-        return max(3 * self.k_steps // 4, least)
-
-    @property
-    def signals_beside(self) -> bool:
-        """Whether it is signalled beside that step, which hides a part, or ahead of it."""
-        return self.few_registers and self.signal_step < self.k_steps
+    def stored_step(self) -> int:
+        """The k step beside which the stores, long complete, are said to be."""
+        least = max(self.first_store + self.stores, 3 * self.k_steps // 4)
+        late = 7 * self.k_steps // 8
+        if self.adds:  # peers may wait for this tile to add it to their next
+            late = min(late, self.k_steps - ADDEND_STEPS - SETTLE_STEPS - self.stages)
+        return min(max(late, least), self.k_steps - 2)
 
     @property
     def addend_step(self) -> int:
         """The k step beside which addends are read: late, as peers may be late, but hidden."""
-        least = self.store_steps[-1] + 1
-        if self.signals:
-            least = self.signal_step + self.signals_beside
-        return max(self.k_steps - ADDEND_STEPS, least)
+        return max(self.k_steps - ADDEND_STEPS, self.stored_step + 1)
+
+    @property
+    def signal_step(self) -> int:
+        """The k step before whose loads the tile before is signalled: nobody waits for its stores.
+
+        Those who multiply have begun ``stored_step`` once the stages behind it are free again.
+        """
+        last = self.addend_step if self.adds else self.k_steps
+        return min(self.stored_step + self.stages + 1, last)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.kernel.tiles import fewest_workers
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_beside import least_steps
 
 CLUSTER_AXES = ("cluster_m", "cluster_n")  # names of a launch's axes of CTAs
 TUNED_FILE = "matmul_mosaic_gpu_configs.json"
@@ -130,11 +131,19 @@ class MatmulConfig:
         """Columns of one output store: ``epilogue_n``, or as many as one swizzle holds."""
         return min(self.epilogue_n, SWIZZLE_BYTES // jnp.dtype(out_dtype).itemsize)
 
-    def overlaps(self, out_dtype: Any) -> bool:
-        """Whether a tile is stored during the next one: wanted, and both fit in registers."""
+    def stores(self, out_dtype: Any) -> int:
+        """Output stores of a warpgroup's part of a tile."""
+        return math.prod(self.part) // (WGMMA_ROWS * self.store_columns(out_dtype))
+
+    def overlaps(self, out_dtype: Any, k_steps: int | None = None) -> bool:
+        """Whether a tile is stored during the next one: wanted, and both fit in registers.
+
+        It takes some k steps too; by default there are enough.
+        """
         accumulator = math.prod(self.part) // 128
         pending = accumulator * jnp.dtype(out_dtype).itemsize // 4
-        return self.overlap_epilogue and accumulator + pending <= OVERLAP_REGISTERS
+        fits = k_steps is None or k_steps >= least_steps(self.stores(out_dtype))
+        return self.overlap_epilogue and fits and accumulator + pending <= OVERLAP_REGISTERS
 
     def shared_memory(self, dtype: Any, out_dtype: Any, addend_dtype: Any = None) -> int:
         """Bytes of shared memory that one CTA takes."""

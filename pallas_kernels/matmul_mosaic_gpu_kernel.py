@@ -52,7 +52,7 @@ def compute_tiles(
       transform: elementwise function of the float32 result, after the addend and before rounding.
       flat_views: False in interpret mode, whose views of a buffer do not share its bytes.
     """
-    allocated = scratch(operands, config, flat_views)
+    allocated = scratch(operands, config, loop.after_tile is not None, flat_views)
 
     def body(**buffers: Any) -> None:
         for name in "x", "w":
@@ -89,6 +89,7 @@ class _Worker:
     y_smem: Any
     empty: Any
     full: Any
+    stored: Any = None
     addend_smem: Any = None
     addend_full: Any = None
 
@@ -113,15 +114,32 @@ class _Worker:
     @property
     def beside(self) -> Beside:
         """What runs beside which k step."""
-        simple = self.operands.addend is None or self.operands.addends_ahead
         return Beside(
             self.k_steps,
+            self.config.stages,
             len(self.subtiles),
             looks_up=self.loop.look_up is not None,
             signals=self.loop.after_tile is not None,
-            # Not where addends come through shared memory: then registers do not suffice.
-            few_registers=self.loop.tells_few and simple,
+            adds=self.operands.addends_ahead,
         )
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a tile is stored during the next one."""
+        return self.config.overlaps(self.operands.y.dtype, self.k_steps)
+
+    @property
+    def signal_step(self) -> int:
+        """The k step before whose loads the tile before is signalled, before any is waited for."""
+        if self.overlaps:
+            return min(self.beside.signal_step, self.addend_wait_step)
+        return min(self.config.stages + 1, self.addend_wait_step)
+
+    @property
+    def addend_wait_step(self) -> int:
+        """The k step before whose loads the tile's addends are waited for."""
+        ahead = self.operands.addends_ahead and self.overlaps
+        return self.beside.addend_step if ahead else self.k_steps - 1
 
     def next_slot(self, slot: jax.Array) -> jax.Array:
         following = slot + 1
@@ -145,17 +163,27 @@ class _Worker:
 
     def produce(self) -> None:
         plgpu.set_max_registers(self.config.producer_registers, action="decrease")
-        self.loop.run(self.load_tile, jnp.int32(0))
+        zero = jnp.int32(0)
+        state = (zero, jnp.bool_(False), (zero,) * 4)
+        _, pending, last = self.loop.run(self.load_tile, state)
         # Every stage is released once more than it was filled. Taking these keeps the barriers in
         # place until the last arrival of a peer in the cluster.
         for slot in range(self.config.stages):
             plgpu.barrier_wait(self.empty.at[slot])
+        if self.loop.after_tile is not None:
+            pl.when(pending)(lambda: self.signal(tile_loop.Tile(*last)))
 
-    def load_tile(self, tile: tile_loop.Tile, slot: jax.Array) -> jax.Array:
+    def load_tile(self, tile: tile_loop.Tile, state: Any) -> Any:
+        """A tile's loads, between which the tile before is signalled and addends are awaited."""
+        slot, pending, last = state
         backwards = self.walks_k_backwards(tile)
         tile = self.cta_tile(tile)
+        found = (tile.step, tile.m, tile.n, tile.chunk)
+        before = tile_loop.Tile(*last)
         if self.loop.before_tile is not None:
             self.loop.before_tile(tile)
+        if self.loop.look_up_signals is not None:
+            before, tile = self.loop.look_up_signals(before, tile)
 
         def load_k_step(k: jax.Array, slot: jax.Array) -> jax.Array:
             if self.loop.before_k_step is not None:
@@ -170,7 +198,28 @@ class _Worker:
             self.load_blocks(tile, block, slot)
             return self.next_slot(slot)
 
-        return lax.fori_loop(jnp.int32(0), jnp.int32(self.k_steps), load_k_step, slot)
+        done = 0
+
+        def load_until(end: int) -> None:
+            nonlocal slot, done
+            if done < end:
+                slot = lax.fori_loop(jnp.int32(done), jnp.int32(end), load_k_step, slot)
+            done = end
+
+        if self.loop.after_tile is not None:
+            load_until(self.signal_step)
+            pl.when(pending)(lambda: self.signal(before))
+        if self.loop.before_addend is not None:
+            load_until(self.addend_wait_step)
+            self.loop.before_addend(tile)
+        load_until(self.k_steps)
+        return slot, jnp.bool_(True), found
+
+    def signal(self, tile: tile_loop.Tile) -> None:
+        """Signals a tile once every compute warpgroup has said that its part is in memory."""
+        plgpu.barrier_wait(self.stored)
+        assert self.loop.after_tile is not None
+        self.loop.after_tile(tile)
 
     def walks_k_backwards(self, tile: tile_loop.Tile) -> jax.Array | None:
         """Whether this cluster tile starts at the end of K; all CTAs of a cluster agree."""
@@ -217,7 +266,7 @@ class _Worker:
         plgpu.set_max_registers(self.config.consumer_registers, action="increase")
         for slot in range(self.config.stages):
             plgpu.barrier_arrive(self.empty.at[slot])
-        if self.config.overlaps(self.operands.y.dtype):
+        if self.overlaps:
             self.consume_overlapped(wg)
         else:
             self.loop.run(lambda tile, slot: self.compute_tile(tile, slot, wg), jnp.int32(0))
@@ -229,13 +278,13 @@ class _Worker:
 
         def scope(acc: Any) -> jax.Array:
             end = self.multiply(acc, 0, self.k_steps, slot, wg)
-            value = self.finish_product(acc, tile, end)
+            value = self.finish_product(acc, end)
             for index, _ in enumerate(self.subtiles):
                 self.store_part(tile, index, self.round_part(tile, index, value, wg), wg)
             return end
 
         end = pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
-        self.signal(tile)
+        self.say_stored()
         return end
 
     def consume_overlapped(self, wg: jax.Array) -> None:
@@ -256,9 +305,11 @@ class _Worker:
         @pl.when(pending)
         def _store_last() -> None:
             tile = tile_loop.Tile(*last)
+            if self.loop.look_up is not None:
+                tile, _ = self.loop.look_up(tile, tile)
             for index, part in enumerate(parts):
                 self.store_part(tile, index, part, wg)
-            self.signal(tile)
+            self.say_stored()
 
     def compute_tile_overlapped(self, tile: tile_loop.Tile, state: Any, wg: jax.Array) -> Any:
         """One tile, beside whose products the tile before it is stored."""
@@ -269,8 +320,8 @@ class _Worker:
 
         def look_up() -> None:
             nonlocal before, tile
-            if self.loop.look_up is not None:
-                before, tile = self.loop.look_up(before, tile)
+            assert self.loop.look_up is not None
+            before, tile = self.loop.look_up(before, tile)
 
         def store(index: int) -> None:
             self.store_part(before, index, parts[index], wg, only_if=pending)
@@ -278,21 +329,17 @@ class _Worker:
         def scope(acc: Any) -> Any:
             addends: list[jax.Array] = []
             end, done = slot, 0
-            if steps.first_store:
+            if steps.looks_up:
                 end, done = self.multiply(acc, 0, 0, end, wg, look_up), 1
-            else:
-                look_up()
             for index, k in enumerate(steps.store_steps):
-                end = self.multiply(acc, done, k, end, wg, functools.partial(store, index))
-                done = k + 1
-            if self.loop.after_tile is not None:
-                tell = functools.partial(pl.when(pending), lambda: self.signal(before))
-                beside = tell if steps.signals_beside else None
-                end = self.multiply(acc, done, steps.signal_step, end, wg, beside)
-                done = steps.signal_step + steps.signals_beside
-                if not steps.signals_beside:
-                    tell()
-            if self.operands.addends_ahead:
+                at = k if steps.stagger == 1 else k + self.late(wg)
+                end = self.multiply(acc, done, at, end, wg, functools.partial(store, index))
+                done = at + 1
+            if steps.signals:
+                say = functools.partial(pl.when(pending), self.say_stored)
+                end = self.multiply(acc, done, steps.stored_step, end, wg, say)
+                done = steps.stored_step + 1
+            if steps.adds:
 
                 def read() -> None:
                     addends.extend(self.read_addends(tile, wg))
@@ -300,7 +347,7 @@ class _Worker:
                 end = self.multiply(acc, done, steps.addend_step, end, wg, read)
                 done = steps.addend_step + 1
             end = self.multiply(acc, done, self.k_steps, end, wg)
-            value = self.finish_product(acc, tile, end)
+            value = self.finish_product(acc, end)
             rounded = [
                 self.round_part(tile, i, value, wg, addends) for i, _ in enumerate(self.subtiles)
             ]
@@ -309,31 +356,33 @@ class _Worker:
         end, rounded = pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
         return end, jnp.bool_(True), (tile.step, tile.m, tile.n, tile.chunk), rounded
 
+    def late(self, wg: jax.Array) -> jax.Array:
+        """K steps by which this warpgroup puts stores off; those of a CTA are far apart."""
+        stagger = self.beside.stagger
+        return lax.rem(self.loop.worker + wg * (stagger // 2), jnp.int32(stagger))
+
     def multiply(
         self,
         acc: Any,
-        begin: int,
-        end: int,
+        begin: int | jax.Array,
+        end: int | jax.Array,
         slot: jax.Array,
         wg: jax.Array,
         beside: Callable[[], None] | None = None,
     ) -> jax.Array:
         """K steps ``begin`` to ``end``; returns the slot after the last.
 
-        With ``beside`` the k step ``end`` too, beside which it runs; or after the last of all.
+        With ``beside`` the k step ``end`` too, beside which it runs.
         """
 
         def step(k: jax.Array, slot: jax.Array) -> jax.Array:
             return self.multiply_step(acc, k, slot, wg)
 
-        if begin < end:
-            slot = lax.fori_loop(jnp.int32(begin), jnp.int32(end), step, slot)
-        if beside is None:
-            return slot
-        if end < self.k_steps:
-            return self.multiply_step(acc, end, slot, wg, beside)
-        beside()
-        return slot
+        known = isinstance(begin, int) and isinstance(end, int)
+        if not known or begin < end:
+            bounds = (jnp.asarray(bound, jnp.int32) for bound in (begin, end))
+            slot = lax.fori_loop(*bounds, step, slot)
+        return slot if beside is None else self.multiply_step(acc, end, slot, wg, beside)
 
     def multiply_step(
         self,
@@ -370,11 +419,8 @@ class _Worker:
             release()
         return self.next_slot(slot)
 
-    def finish_product(self, acc: Any, tile: tile_loop.Tile, slot: jax.Array) -> jax.Array:
+    def finish_product(self, acc: Any, slot: jax.Array) -> jax.Array:
         """The accumulator once its products have completed; ``slot`` is the one after the last."""
-        waits = self.operands.addend is not None and not self.operands.addends_ahead
-        if waits and self.loop.before_addend is not None:
-            self.loop.before_addend(tile)
         value = plgpu.wgmma_accumulator_load(acc)
         if self.config.in_flight:
             plgpu.barrier_arrive(self.empty.at[self.previous_slot(slot)])
@@ -401,9 +447,7 @@ class _Worker:
         return tile.m * self.config.tile_m, tile.n * self.config.tile_n
 
     def read_addends(self, tile: tile_loop.Tile, wg: jax.Array) -> tuple[jax.Array, ...]:
-        """Each output store's addend, or zeros where the tile has none; waits until it is there."""
-        if self.loop.before_addend is not None:
-            self.loop.before_addend(tile)
+        """Each output store's addend, or zeros where the tile has none."""
         assert self.operands.addends is not None
         count, addend_at = self.operands.addends(tile)
         dtype = self.operands.addend.dtype
@@ -510,7 +554,8 @@ class _Worker:
         last = max(range(index, count, slots))  # of the tile before
         return min(count - last + index, slots) - 1
 
-    def signal(self, tile: tile_loop.Tile) -> None:
+    def say_stored(self) -> None:
+        """Tells the warpgroup that loads, and signals, once this one's part of a tile is stored."""
         if self.loop.after_tile is not None:
             plgpu.wait_smem_to_gmem(0)
-            self.loop.after_tile(tile)
+            plgpu.barrier_arrive(self.stored)  # by every thread, of its own stores

@@ -46,7 +46,7 @@ class Operands:
         read into registers during the product, not through shared memory after it.
       k_steps: how many k steps there are, if not as many as ``x`` and ``w`` are deep.
       direct: store from registers, where the matrices are not known before the launch; the tile
-        must then divide them, and ``after_tile`` must publish what all threads stored.
+        must then divide them.
     """
 
     x: Any
@@ -151,7 +151,9 @@ def _operand_buffer(operands: Operands, config: MatmulConfig, name: str, flat_vi
     return plgpu.RefUnion(tiled, rows)
 
 
-def scratch(operands: Operands, config: MatmulConfig, flat_views: bool = True) -> dict[str, Any]:
+def scratch(
+    operands: Operands, config: MatmulConfig, signals: bool, flat_views: bool = True
+) -> dict[str, Any]:
     """The shared memory and barriers that ``compute_tiles`` needs, by name."""
     out_dtype = operands.y.dtype
     columns = config.store_columns(out_dtype)
@@ -172,6 +174,8 @@ def scratch(operands: Operands, config: MatmulConfig, flat_views: bool = True) -
         ),
         "full": plgpu.Barrier(num_arrivals=2, num_barriers=config.stages),
     }
+    if signals:
+        found["stored"] = plgpu.Barrier(num_arrivals=config.warpgroups)
     if operands.addend is not None and not operands.addends_ahead:
         dtype = operands.addend.dtype
         itemsize = jnp.dtype(dtype).itemsize

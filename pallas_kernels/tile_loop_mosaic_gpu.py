@@ -136,15 +136,15 @@ class TileLoop:
       before_k_step: called with the tile and the k step, by the same warpgroup, before each step's
         loads; for a contraction dimension that is itself gathered.
       k_block: maps the tile and k step to the block of the contraction dimension to load then.
-      after_tile: called with the tile by *every* compute warpgroup once its part of the tile is in
-        GMEM, so a counter advances by the number of compute warpgroups per tile.
-      tells_few: ``after_tile`` takes few registers, and may run while the tensor cores are at work.
-      before_addend: called with the tile by every compute warpgroup before it reads the epilogue's
-        addend for the tile.
+      after_tile: called with the tile by the warpgroup that loads, once the whole tile is in GMEM;
+        a signal goes here.
+      before_addend: called with the tile by the warpgroup that loads, before it loads what is
+        multiplied beside, or before, the reading of the tile's addends by the epilogue.
       look_up: called by every compute warpgroup when the product of a tile begins beside which the
-        one before is stored, with both; returns them with what their stores and signals, and their
-        addends, need of memory as ``known``. A kernel that stores each tile before the next does
-        not call it.
+        one before is stored, with both; returns them with what their stores and addends need of
+        memory as ``known``. A kernel that stores each tile before the next does not call it.
+      look_up_signals: called by the warpgroup that loads, with the tile before and the one that it
+        begins; returns them with what ``after_tile`` and ``before_addend`` need of memory.
     """
 
     order: TileOrder
@@ -154,9 +154,9 @@ class TileLoop:
     before_k_step: Callable[[Tile, jax.Array], None] | None = None
     k_block: Callable[[Tile, jax.Array], jax.Array] | None = None
     after_tile: Callable[[Tile], None] | None = None
-    tells_few: bool = False
     before_addend: Callable[[Tile], None] | None = None
     look_up: Callable[[Tile, Tile], tuple[Tile, Tile]] | None = None
+    look_up_signals: Callable[[Tile, Tile], tuple[Tile, Tile]] | None = None
 
     def run(self, body: Callable[[Tile, Any], Any], carry: Any) -> Any:
         """Folds ``body`` over this worker's tiles; run by every warpgroup that needs them."""

@@ -142,7 +142,7 @@ class ColocatedMaker(LayoutMaker):
     # --- slots: raised by tiles ----------------------------------------------------------------
 
     def copiers_of(self, row: int) -> int:
-        return len(self.tiles_of[row]) * self.tile_signals
+        return len(self.tiles_of[row])
 
     def _scale_slots(self) -> None:
         rows = self.schedule.op_signals

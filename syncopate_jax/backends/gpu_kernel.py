@@ -255,8 +255,6 @@ class _Cta:
                 signals.wait_step(table, layout.k_waits, tile.chunk, step, tile.chunk)
 
         def after_tile(tile: Tile) -> None:
-            if self.kernel.direct:
-                gpu_signals.publish()
             known = tile.known and tile.known.signals
             signals.signal_all(table, layout.signals, tile.chunk, known)
 
@@ -265,14 +263,13 @@ class _Cta:
             signals.wait_all(table, layout.e_waits, tile.chunk, tile.chunk, known)
 
         def look_up(stored: Tile, tile: Tile) -> tuple[Tile, Tile]:
-            first, second = stored.chunk, tile.chunk
-            done = Known(
-                stores=layout.stores.ahead(table, first), signals=layout.signals.ahead(table, first)
-            )
-            begun = Known(
-                waits=layout.e_waits.ahead(table, second),
-                addends=layout.addends.ahead(table, second),
-            )
+            done = Known(stores=layout.stores.ahead(table, stored.chunk))
+            begun = Known(addends=layout.addends.ahead(table, tile.chunk))
+            return dataclasses.replace(stored, known=done), dataclasses.replace(tile, known=begun)
+
+        def look_up_signals(stored: Tile, tile: Tile) -> tuple[Tile, Tile]:
+            done = Known(signals=layout.signals.ahead(table, stored.chunk))
+            begun = Known(waits=layout.e_waits.ahead(table, tile.chunk))
             return dataclasses.replace(stored, known=done), dataclasses.replace(tile, known=begun)
 
         loop = TileLoop(
@@ -282,9 +279,9 @@ class _Cta:
             before_tile=before_tile if self.greeting or not layout.waits.empty else None,
             before_k_step=before_k_step if self.greeting or not layout.k_waits.empty else None,
             after_tile=None if layout.signals.empty else after_tile,
-            tells_few=layout.signals.short is not None,
             before_addend=None if layout.e_waits.empty else before_addend,
             look_up=look_up,
+            look_up_signals=look_up_signals,
         )
         local = self.kernel.work.kernel
         places = Places(

@@ -116,11 +116,6 @@ class LayoutMaker:
         """Why the kernel's text cannot be used; None when it can."""
         return self.kernel.loop_body.unsupported_reason(self.kernel)
 
-    @property
-    def tile_signals(self) -> int:
-        """How often a tile raises each of its signals."""
-        return self.kernel.loop_body.signals
-
     def _kept(self, buffer: Placed) -> bool:
         """Whether anything is ever in the buffer: nothing is gathered where nothing arrives."""
         tensor, kind = buffer.key
@@ -151,7 +146,7 @@ class LayoutMaker:
         for row, (rank, slot) in zip(rows.owner.tolist(), rows.values.tolist(), strict=True):
             self._raise_scale(rank, slot, self.copiers_of(row))
         for rank, slot in self.schedule.signals.values.tolist():
-            self._raise_scale(rank, slot, self.tile_signals)
+            self._raise_scale(rank, slot, 1)
 
     def new_slot(self, rank: int) -> int:
         """A slot of its own for a wait at the end of a rank's launch."""

@@ -53,10 +53,6 @@ class TritonMaker(TransferMaker):
 
     title = "some programs only communicate"
 
-    @property
-    def tile_signals(self) -> int:
-        return self.body.signals
-
     def kernel_reason(self) -> str | None:
         body = self.body
         if self.written() is not None and body.source.epilogue is None:

@@ -69,11 +69,6 @@ class LoopBody(Protocol):
         ...
 
     @property
-    def signals(self) -> int:
-        """How often a tile calls the loop's ``after_tile``, once its parts are stored."""
-        ...
-
-    @property
     def tile_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Parallel axes that the loop's ``m`` and ``n`` number, row-major."""
         ...

@@ -30,11 +30,6 @@ class TritonBody:
     num_stages: int
 
     @property
-    def signals(self) -> int:
-        """How often a tile signals: once, for all its threads."""
-        return 1
-
-    @property
     def has_addend(self) -> bool:
         """Whether partial results can be added to a tile."""
         return bool(self.source.accumulator)

@@ -21,6 +21,7 @@ from syncopate_jax.backends.gpu_greeting import Greeting
 from syncopate_jax.backends.gpu_kernel import FusedKernel
 from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.backends.rank_table import Lists, Section
+from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_kernel
 
 Fault = Callable[[], contextlib.AbstractContextManager[Any]]
 VICTIM = 1  # the rank whose table is changed
@@ -140,7 +141,7 @@ def wrong_chunk() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def signal_before_landing() -> Iterator[None]:
-    """A signal follows copies that have been read, not yet written; and no thread publishes."""
+    """A signal follows copies that have been read, not yet written; and no copier publishes."""
     only_read = functools.partial(plgpu.wait_smem_to_gmem, wait_read_only=True)
 
     def wait(n: int, wait_read_only: bool = False) -> None:
@@ -151,6 +152,17 @@ def signal_before_landing() -> Iterator[None]:
         mock.patch.object(plgpu, "wait_smem_to_gmem", wait),
         mock.patch.object(gpu_signals, "publish", lambda: None),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def signal_before_stored() -> Iterator[None]:
+    """A tile is signalled by who loads, whatever those say who store it."""
+
+    def signal(worker: Any, tile: Any) -> None:
+        worker.loop.after_tile(tile)
+
+    with mock.patch.object(matmul_mosaic_gpu_kernel._Worker, "signal", signal):
         yield
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.options import Launch
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_beside import least_steps
 from syncopate_jax.runtime.folded import fold
 from tests.backends import emitted_faults
 from tests.mosaic_interpreter.run import RaceFound, run_checked
@@ -40,9 +41,14 @@ def options(backend: str, ranks: int = 1, **changes: Any) -> dict[str, Any]:
     return {"target": "mosaic_gpu", "backend": backend} | given | changes
 
 
-def small(ranks: int, dtype: str, blocks: int = 1) -> Any:
-    """Operands of which a rank holds ``blocks`` tiles of rows and one of all else."""
-    return cases.operands(1, 128 * blocks * ranks, 64 * ranks, 64 * ranks, dtype)
+def small(ranks: int, dtype: str, blocks: int = 1, steps: int = 1) -> Any:
+    """Operands of which a rank holds ``blocks`` tiles of rows, ``steps`` deep, one of columns."""
+    return cases.operands(1, 128 * blocks * ranks, 64 * steps * ranks, 64 * ranks, dtype)
+
+
+def steps_of(case: Case) -> int:
+    """K steps in which tiles that are sent are stored beside the next ones."""
+    return 1 if case.name in BRINGS else least_steps(1)
 
 
 def run(
@@ -54,7 +60,7 @@ def run(
 
 @each_pair
 def test_two_ranks(case: Case, backend: str) -> None:
-    arrays = small(2, "bfloat16")
+    arrays = small(2, "bfloat16", steps=steps_of(case))
     found = run(case, backend, 2, arrays)
     assert cases.error(found, cases.exact(*arrays)[0]) < ERROR["bfloat16"]
 
@@ -165,6 +171,7 @@ FAULTS = (
     emitted_faults.missing_wait,
     emitted_faults.wrong_chunk,
     emitted_faults.signal_before_landing,
+    emitted_faults.signal_before_stored,
     emitted_faults.leaves_early,
     emitted_faults.missing_fence,
 )
@@ -179,7 +186,10 @@ def has_place(case: Case, backend: str, fault: Callable[[], Any]) -> bool:
     if fault is emitted_faults.wrong_chunk:
         return not (colocated and brings)  # a tile reads its peers without waiting for them
     if fault is emitted_faults.signal_before_landing:
-        return not (colocated and brings)  # nothing is sent
+        # Nothing is sent, or by threads, whose stores nobody has to wait for.
+        return not (colocated and brings) and backend != "ldst_colocated"
+    if fault is emitted_faults.signal_before_stored:
+        return not brings  # no tile is signalled
     if fault is emitted_faults.leaves_early:
         # Elsewhere tiles wait for all that arrives, and nothing is read from afar.
         return (colocated and brings) or case.name in ("all_reduce", "to_columns")
@@ -194,7 +204,7 @@ def check_seen(case: Case, backend: str, fault: Callable[[], Any], ranks: int) -
         split, ranks = 1, 2  # a tile reads from one peer
     else:
         split = 2
-    arrays = small(ranks, "bfloat16", blocks=2)
+    arrays = small(ranks, "bfloat16", blocks=2, steps=steps_of(case))
     if has_place(case, backend, fault):
         with fault(), pytest.raises(RaceFound, match="is unordered with"):
             run(case, backend, ranks, arrays, split=split)
@@ -208,7 +218,7 @@ def check_seen(case: Case, backend: str, fault: Callable[[], Any], ranks: int) -
     assert cases.error(found, cases.exact(*arrays)[0]) < ERROR["bfloat16"]
 
 
-@pytest.mark.parametrize("fault", FAULTS[:3], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fault", FAULTS[:4], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_fault_is_seen(backend: str, fault: Callable[[], Any]) -> None:
     check_seen(BY_NAME["all_reduce"], backend, fault, 2)

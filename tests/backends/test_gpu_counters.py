@@ -53,7 +53,7 @@ def raised(kernel: FusedKernel) -> Counter[Slot]:
     copiers = kernel.communicating * body.warpgroups
     for vector in layout.table:
         for rows in points(layout.signals, vector):
-            add(rows, body.signals)
+            add(rows, 1)
         for rows in points(layout.exit_signals, vector):
             add(rows, kernel.work.schedule.workers)
         programs = vector[layout.programs.offset :][: layout.channels + 1]

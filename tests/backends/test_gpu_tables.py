@@ -79,12 +79,12 @@ def test_channels_share_the_warpgroups_that_copy() -> None:
     assert counts <= {3, 4, 7}
 
 
-def test_an_operation_waits_for_every_warpgroup_of_its_tiles() -> None:
+def test_an_operation_waits_for_all_its_tiles() -> None:
     made = scattering()
     layout = gpu_tables.lay_out(made, COPIERS)
     tiles = 2 * 2  # of a chunk of 200 x 256 in tiles of 128 x 128
     found = [count for op in range(RANKS - 1) for _, count in rows(layout, layout.op_waits, 0, op)]
-    assert found == [tiles * CONFIG.warpgroups] * (RANKS - 1)
+    assert found == [tiles] * (RANKS - 1)
 
 
 def test_what_nobody_waits_for_is_waited_for_at_the_end() -> None:
@@ -123,7 +123,7 @@ def test_tiles_send_themselves() -> None:
         count for p in range(made.schedule.num_tiles)
         for _, count in rows(layout, layout.e_waits, 0, p)
     ]  # fmt: skip
-    assert set(waits) == {4 * CONFIG.warpgroups}
+    assert set(waits) == {4}
 
 
 def test_readers_of_a_peer_are_waited_for() -> None:

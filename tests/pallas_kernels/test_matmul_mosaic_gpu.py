@@ -185,19 +185,20 @@ def test_hooks_before_tiles_and_k_steps_are_called_in_order():
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_after_tile_finds_each_warpgroups_part_in_memory(overlap):
-    """The hook copies one element of its part from y: it must be there by then."""
+def test_after_tile_finds_all_parts_in_memory(overlap):
+    """The hook copies one element of each warpgroup's part from y: they must be there by then."""
     logs = [jax.ShapeDtypeStruct((*TILES, 2), F16)]
 
     def hooks(x_ref, y_ref, probe):
         def after_tile(tile):
-            wg = lax.axis_index(body.WARPGROUP_AXIS)
-            row, column = tile.m * 128 + wg * 64 + 5, tile.n * 128 + 7
-            probe[tile.m, tile.n, wg] = y_ref[row, column]
+            for wg in range(2):
+                row, column = tile.m * 128 + wg * 64 + 5, tile.n * 128 + 7
+                probe[tile.m, tile.n, wg] = y_ref[row, column]
 
         return dict(after_tile=after_tile)
 
-    config = small(overlap_epilogue=overlap)
+    config = small(overlap_epilogue=overlap, tile_k=32)
+    assert config.overlaps(F16, -(-K // 32)) == overlap
     expected, y, probe = run_with_hooks(config, hooks, logs)
     assert relative_error(y, expected) < 3e-4
     parts = np.asarray(y).reshape(TILES[0], 2, 64, TILES[1], 128)

@@ -6,42 +6,55 @@ import itertools
 
 import pytest
 
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_beside import Beside
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_beside import Beside, least_steps
 
 STORES = 4
 
 
 @pytest.mark.parametrize(
-    ("k_steps", "looks_up", "signals", "stores", "signal", "addends"),
+    ("k_steps", "looks_up", "signals", "adds", "stores", "stored", "signalled", "addends"),
     [
-        (112, False, False, [0, 1, 2, 3], None, 106),  # at once: nobody shares the memory's bus
-        (112, False, True, [0, 21, 42, 63], 84, 106),
-        (112, True, False, [2, 3, 4, 5], None, 106),
-        (112, True, True, [2, 22, 43, 63], 84, 106),
-        (16, False, True, [0, 3, 6, 9], 12, 12),
-        (5, False, True, [0, 1, 2, 3], 4, 4),
-        (5, True, True, [1, 2, 3, 4], 5, 5),
-        (3, False, True, [0, 1, 2, 3], 3, 3),  # what finds no step is left for after the product
-        (3, True, True, [0, 1, 2, 3], 3, 3),
+        (112, False, False, False, [0, 1, 2, 3], None, None, None),  # nobody shares the bus
+        (112, True, False, False, [2, 3, 4, 5], None, None, None),
+        (112, True, True, False, [2, 25, 48, 71], 98, 103, None),
+        (112, True, True, True, [2, 25, 48, 71], 98, 103, 106),
+        (64, True, True, False, [2, 14, 26, 38], 56, 61, None),
+        (64, True, True, True, [2, 13, 24, 35], 50, 55, 58),
+        (16, True, True, True, [2, 4, 6, 8], 12, 13, 13),
+        (8, True, True, True, [2, 3, 4, 5], 6, 7, 7),
     ],
 )
 def test_what_waits_for_memory_is_spread_over_the_next_tile(
-    k_steps: int, looks_up: bool, signals: bool, stores: list[int], signal: int | None, addends: int
+    k_steps: int,
+    looks_up: bool,
+    signals: bool,
+    adds: bool,
+    stores: list[int],
+    stored: int | None,
+    signalled: int | None,
+    addends: int | None,
 ) -> None:
-    steps = Beside(k_steps, STORES, looks_up, signals, few_registers=False)
+    steps = Beside(k_steps, 4, STORES, looks_up, signals, adds)
     assert steps.store_steps == stores
-    assert signal in (None, steps.signal_step)
-    assert steps.addend_step == addends
+    assert stored in (None, steps.stored_step)
+    assert signalled in (None, steps.signal_step)
+    assert addends in (None, steps.addend_step)
 
 
-@pytest.mark.parametrize("k_steps", [*range(1, 12), 64, 224])
-def test_each_has_a_step_of_its_own_in_order(k_steps: int) -> None:
-    for looks_up, signals, few in itertools.product((False, True), repeat=3):
-        steps = Beside(k_steps, STORES, looks_up, signals, few)
-        taken = [0] if steps.first_store else []
-        taken += [k for k in steps.store_steps if k < k_steps]
+@pytest.mark.parametrize("k_steps", [*range(least_steps(STORES), 20), 64, 224])
+@pytest.mark.parametrize("stages", [2, 4, 6])
+def test_each_has_a_step_of_its_own_in_order(k_steps: int, stages: int) -> None:
+    for looks_up, signals, adds in itertools.product((False, True), repeat=3):
+        steps = Beside(k_steps, stages, STORES, looks_up, signals, adds)
+        latest = [k + steps.stagger - 1 for k in steps.store_steps]
+        taken = [0] if looks_up else []
+        for first, last in zip(steps.store_steps, latest, strict=True):
+            taken += sorted({first, last})
+        taken += [steps.stored_step] if signals else []
+        taken += [steps.addend_step] if adds else []
+        assert taken == sorted(set(taken)) and taken[-1] < k_steps
         if signals:
-            assert steps.signal_step > max(taken)
-            taken += [steps.signal_step] if steps.signals_beside else []
-        taken += [steps.addend_step] if steps.addend_step < k_steps else []
-        assert taken == sorted(set(taken))
+            # Loading waits for what those who multiply say beside a step that is loaded before,
+            # and signals before it waits for peers, who wait for such signals.
+            assert steps.stored_step < steps.signal_step
+            assert steps.signal_step <= (steps.addend_step if adds else k_steps)
