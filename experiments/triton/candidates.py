@@ -183,6 +183,8 @@ class Candidate:
     parts: int = 2
     specialize: bool = False
     even: bool = True
+    bands: int = 1
+    buffers: int = 1
 
     def grid(self, m: int, n: int, most: int) -> int:
         tiles = -(-m // self.block_m) * -(-n // (self.block_n + self.narrow))
@@ -194,7 +196,8 @@ class Candidate:
             "M": m, "N": n, "K": k, "BLOCK_M": self.block_m, "BLOCK_N": self.block_n,
             "NARROW": self.narrow, "BLOCK_K": self.block_k, "GROUP": self.group,
             "PROGRAMS": self.grid(m, n, most), "FLATTEN": self.flatten, "PARTS": self.parts,
-            "SPECIALIZE": self.specialize,
+            "SPECIALIZE": self.specialize, "STAGES": self.stages, "BANDS": self.bands,
+            "BUFFERS": self.buffers,
         }  # fmt: skip
         return {name: found[name] for name in self.kernel.arg_names if name in found}
 

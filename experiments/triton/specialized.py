@@ -1,0 +1,193 @@
+"""The local product in Gluon: one warp loads, two warpgroups multiply, each 64 rows of a tile.
+
+Gluon is Triton's own lower level (``triton.experimental.gluon``): layouts, shared memory, barriers
+and which warps do what are written out. The copy unit loads and stores; no thread that multiplies
+computes an address of an operand, and all that two warpgroups share is what has been loaded.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+PARTS = gl.constexpr(2)
+"""Warpgroups that multiply; each has so much of a tile's rows."""
+
+
+@gluon.jit
+def grouped_tile(
+    tile, TILES_M: gl.constexpr, TILES_N: gl.constexpr, GROUP: gl.constexpr
+):  # fmt: skip
+    """As ``matmul_triton.grouped_tile``, which Gluon cannot call."""
+    group = tile // (GROUP * TILES_N)
+    first = group * GROUP
+    rows = gl.minimum(TILES_M - first, GROUP)
+    inside = tile - group * (GROUP * TILES_N)
+    return first + inside % rows, inside // rows
+
+
+@gluon.jit
+def load_tiles(
+    x_ptr,
+    w_ptr,
+    x_stages,
+    w_stages,
+    full,
+    free,
+    M: gl.constexpr,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    GROUP: gl.constexpr,
+    PROGRAMS: gl.constexpr,
+):
+    """Fills the stages, one after the other, as they become free."""
+    STAGES: gl.constexpr = x_stages.shape[0]
+    BLOCK_M: gl.constexpr = x_stages.shape[1]
+    BLOCK_K: gl.constexpr = x_stages.shape[2]
+    BLOCK_N: gl.constexpr = w_stages.shape[2]
+    BYTES: gl.constexpr = (BLOCK_M + BLOCK_N) * BLOCK_K * x_stages.dtype.primitive_bitwidth // 8
+    TILES_M: gl.constexpr = (M + BLOCK_M - 1) // BLOCK_M
+    TILES_N: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    x_blocks = tma.make_tensor_descriptor(
+        x_ptr, [M, K], [K, 1], [BLOCK_M, BLOCK_K], x_stages.layout
+    )
+    w_blocks = tma.make_tensor_descriptor(
+        w_ptr, [K, N], [N, 1], [BLOCK_K, BLOCK_N], w_stages.layout
+    )
+    stage, turn = 0, 1  # a barrier's turn before its first is over
+    for tile in range(gl.program_id(0), TILES_M * TILES_N, PROGRAMS):
+        tile_m, tile_n = grouped_tile(tile, TILES_M, TILES_N, GROUP)
+        for step in range((K + BLOCK_K - 1) // BLOCK_K):
+            mbarrier.wait(free.index(stage), turn)
+            here = full.index(stage)
+            mbarrier.expect(here, BYTES)
+            x_at, w_at = [tile_m * BLOCK_M, step * BLOCK_K], [step * BLOCK_K, tile_n * BLOCK_N]
+            tma.async_copy_global_to_shared(x_blocks, x_at, here, x_stages.index(stage))
+            tma.async_copy_global_to_shared(w_blocks, w_at, here, w_stages.index(stage))
+            last = stage == STAGES - 1
+            stage = gl.where(last, 0, stage + 1)
+            turn = gl.where(last, turn ^ 1, turn)
+
+
+@gluon.jit
+def store_bands(y_blocks, y_bands, part, row, column, BAND: gl.constexpr):
+    """Stores a part of a tile in bands of columns, each in the next of the buffers."""
+    ROWS: gl.constexpr = part.shape[0]
+    WIDTH: gl.constexpr = part.shape[1]
+    BUFFERS: gl.constexpr = y_bands.shape[0]
+    if WIDTH == y_bands.shape[2]:
+        band = y_bands.index(BAND % BUFFERS)
+        tma.store_wait(BUFFERS - 1)
+        band.store(part)
+        hopper.fence_async_shared()
+        tma.async_copy_shared_to_global(y_blocks, [row, column], band)
+    else:
+        HALF: gl.constexpr = WIDTH // 2
+        left, right = part.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
+        store_bands(y_blocks, y_bands, left, row, column, BAND)
+        store_bands(y_blocks, y_bands, right, row, column + HALF, BAND + HALF // y_bands.shape[2])
+
+
+@gluon.jit
+def multiply_tiles(
+    y_ptr,
+    y_bands,
+    x_stages,
+    w_stages,
+    full,
+    free,
+    M: gl.constexpr,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    GROUP: gl.constexpr,
+    PROGRAMS: gl.constexpr,
+    PART: gl.constexpr,
+):
+    """Multiplies what is in the stages, 4 warps the rows ``PART`` of each tile, and stores it."""
+    STAGES: gl.constexpr = x_stages.shape[0]
+    BLOCK_M: gl.constexpr = x_stages.shape[1]
+    BLOCK_K: gl.constexpr = x_stages.shape[2]
+    BLOCK_N: gl.constexpr = w_stages.shape[2]
+    ROWS: gl.constexpr = BLOCK_M // PARTS
+    TILES_M: gl.constexpr = (M + BLOCK_M - 1) // BLOCK_M
+    TILES_N: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    y_blocks = tma.make_tensor_descriptor(
+        y_ptr, [M, N], [N, 1], [ROWS, y_bands.shape[2]], y_bands.layout
+    )
+    stage, turn = 0, 0
+    for tile in range(gl.program_id(0), TILES_M * TILES_N, PROGRAMS):
+        tile_m, tile_n = grouped_tile(tile, TILES_M, TILES_N, GROUP)
+        total = gl.zeros((ROWS, BLOCK_N), gl.float32, sums)
+        before = stage
+        for step in range((K + BLOCK_K - 1) // BLOCK_K):
+            mbarrier.wait(full.index(stage), turn)
+            x = x_stages.index(stage).slice(PART * ROWS, ROWS, 0)
+            total = hopper.warpgroup_mma(
+                x, w_stages.index(stage), total, use_acc=step > 0, is_async=True
+            )
+            # The product before is done, and so is its stage; this one is in flight.
+            total = hopper.warpgroup_mma_wait(1, deps=[total])
+            mbarrier.arrive(free.index(before), pred=step > 0)
+            before = stage
+            last = stage == STAGES - 1
+            stage = gl.where(last, 0, stage + 1)
+            turn = gl.where(last, turn ^ 1, turn)
+        total = hopper.warpgroup_mma_wait(0, deps=[total])
+        mbarrier.arrive(free.index(before))
+        row = tile_m * BLOCK_M + PART * ROWS
+        store_bands(y_blocks, y_bands, total.to(y_bands.dtype), row, tile_n * BLOCK_N, 0)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def specialized(
+    x_ptr,
+    w_ptr,
+    y_ptr,
+    M: gl.constexpr,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    GROUP: gl.constexpr,
+    PROGRAMS: gl.constexpr,
+    STAGES: gl.constexpr,
+    BANDS: gl.constexpr,
+    BUFFERS: gl.constexpr,
+):
+    """Every ``PROGRAMS``-th tile of y a program; a tile is stored in ``BANDS`` of columns."""
+    dtype: gl.constexpr = x_ptr.dtype.element_ty
+    y_shape: gl.constexpr = [BUFFERS, BLOCK_M // PARTS, BLOCK_N // BANDS]
+    x_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_K], dtype)
+    w_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_K, BLOCK_N], dtype)
+    y_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(y_shape[1:], dtype)
+    x_stages = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, BLOCK_K], x_layout)
+    w_stages = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_K, BLOCK_N], w_layout)
+    upper = gl.allocate_shared_memory(dtype, y_shape, y_layout)
+    lower = gl.allocate_shared_memory(dtype, y_shape, y_layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=PARTS)
+    hopper.fence_async_shared()
+    # The launch's warps do the first; the others have the warps and registers a thread that follow.
+    gl.warp_specialize(
+        [
+            (
+                multiply_tiles,
+                (y_ptr, upper, x_stages, w_stages, full, free, M, N, K, GROUP, PROGRAMS, 0),
+            ),
+            (
+                multiply_tiles,
+                (y_ptr, lower, x_stages, w_stages, full, free, M, N, K, GROUP, PROGRAMS, 1),
+            ),
+            (load_tiles, (x_ptr, w_ptr, x_stages, w_stages, full, free, M, N, K, GROUP, PROGRAMS)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
