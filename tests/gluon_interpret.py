@@ -1,4 +1,4 @@
-"""Runs Gluon kernels on the CPU: partitions are threads, barriers and copies are as on a Hopper GPU.
+"""Runs Gluon kernels on the CPU: partitions are threads, barriers and copies as on a Hopper GPU.
 
 Nothing is done before it must be: a product reads its operands when it is waited for, a store its
 tile when that is, and a load lands at a random moment before its barrier opens. A stage that is
@@ -77,7 +77,7 @@ class Barrier:
 
     def _open(self) -> None:
         """Loads land when the barrier opens, in any order."""
-        if self.left or not self.loads and self.bytes:
+        if self.left or (not self.loads and self.bytes):
             return
         random.shuffle(self.loads)
         landed = [load() for load in self.loads]
@@ -167,6 +167,7 @@ class _Language:
             minimum=min,
             where=lambda yes, left, right: left if yes else right,
             static_range=range,
+            to_tensor=lambda value: value,
             zeros=lambda shape, dtype, layout: Tensor(np.zeros(shape, dtype)),
             allocate_shared_memory=self.allocate,
             warp_specialize=self.specialize,
@@ -179,12 +180,8 @@ class _Language:
             arrive=lambda barrier, pred=True: barrier.arrive() if pred else None,
         )
         tma = types.SimpleNamespace(
-            make_tensor_descriptor=lambda p, shape, strides, block, _: Blocks(p.array, shape, block),
-            async_copy_global_to_shared=lambda blocks, at, barrier, into: barrier.land(
-                lambda: blocks.load(at, into.array)
-            ),
-            async_copy_shared_to_global=lambda blocks, at, source: here.stores.append(
-                lambda: blocks.store(at, source.array)
+            make_tensor_descriptor=lambda pointer, shape, strides, block, layout: Blocks(
+                pointer.array, shape, block
             ),
             store_wait=lambda left: self.finish(here.stores, left),
         )
@@ -193,7 +190,18 @@ class _Language:
             warpgroup_mma=self.multiply,
             warpgroup_mma_wait=self.multiplied,
         )
-        self.names = {"gl": language, "mbarrier": mbarrier, "tma": tma, "hopper": hopper}
+        self.names = {
+            "gl": language,
+            "mbarrier": mbarrier,
+            "tma": tma,
+            "hopper": hopper,
+            "load_block": lambda blocks, at, barrier, into: barrier.land(
+                lambda: blocks.load(at, into.array)
+            ),
+            "store_block": lambda blocks, at, source: here.stores.append(
+                lambda: blocks.store(at, source.array)
+            ),
+        }
 
     def allocate(self, dtype: Any, shape: Any, layout: Any) -> Any:
         if dtype == "barriers":
@@ -209,7 +217,9 @@ class _Language:
         while len(pending) > left:
             pending.pop(0)()
 
-    def multiply(self, x: Shared, w: Shared, total: Tensor, use_acc: bool, is_async: bool) -> Tensor:
+    def multiply(
+        self, x: Shared, w: Shared, total: Tensor, use_acc: bool = True, is_async: bool = False
+    ) -> Tensor:
         assert is_async
 
         def product() -> None:

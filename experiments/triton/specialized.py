@@ -12,6 +12,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+# Renamed after Triton 3.6.
+load_block = getattr(tma, "async_load", tma.async_copy_global_to_shared)
+store_block = getattr(tma, "async_store", tma.async_copy_shared_to_global)
 PARTS = gl.constexpr(2)
 """Warpgroups that multiply; each has so much of a tile's rows."""
 
@@ -26,6 +29,12 @@ def grouped_tile(
     rows = gl.minimum(TILES_M - first, GROUP)
     inside = tile - group * (GROUP * TILES_N)
     return first + inside % rows, inside // rows
+
+
+@gluon.jit
+def following(stage, STAGES: gl.constexpr):
+    """The stage after one."""
+    return gl.where(stage == STAGES - 1, 0, stage + 1)
 
 
 @gluon.jit
@@ -64,11 +73,9 @@ def load_tiles(
             here = full.index(stage)
             mbarrier.expect(here, BYTES)
             x_at, w_at = [tile_m * BLOCK_M, step * BLOCK_K], [step * BLOCK_K, tile_n * BLOCK_N]
-            tma.async_copy_global_to_shared(x_blocks, x_at, here, x_stages.index(stage))
-            tma.async_copy_global_to_shared(w_blocks, w_at, here, w_stages.index(stage))
-            last = stage == STAGES - 1
-            stage = gl.where(last, 0, stage + 1)
-            turn = gl.where(last, turn ^ 1, turn)
+            load_block(x_blocks, x_at, here, x_stages.index(stage))
+            load_block(w_blocks, w_at, here, w_stages.index(stage))
+            stage, turn = following(stage, STAGES), turn ^ (stage == STAGES - 1)
 
 
 @gluon.jit
@@ -77,17 +84,48 @@ def store_bands(y_blocks, y_bands, part, row, column, BAND: gl.constexpr):
     ROWS: gl.constexpr = part.shape[0]
     WIDTH: gl.constexpr = part.shape[1]
     BUFFERS: gl.constexpr = y_bands.shape[0]
-    if WIDTH == y_bands.shape[2]:
+    if y_bands.shape[2] == WIDTH:
         band = y_bands.index(BAND % BUFFERS)
         tma.store_wait(BUFFERS - 1)
         band.store(part)
         hopper.fence_async_shared()
-        tma.async_copy_shared_to_global(y_blocks, [row, column], band)
+        store_block(y_blocks, [row, column], band)
     else:
         HALF: gl.constexpr = WIDTH // 2
         left, right = part.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
         store_bands(y_blocks, y_bands, left, row, column, BAND)
         store_bands(y_blocks, y_bands, right, row, column + HALF, BAND + HALF // y_bands.shape[2])
+
+
+@gluon.jit
+def rounded(total, dtype: gl.constexpr):
+    """Sums in ``dtype``, two of 16 bits in a register: 16-bit values would take one each.
+
+    By an instruction that stays where it is: else the sums would be kept, to be rounded later.
+    """
+    if dtype.primitive_bitwidth == 32:
+        return total
+    else:
+        round_two: gl.constexpr = (
+            "cvt.rn.bf16x2.f32 $0, $2, $1;"
+            if dtype == gl.bfloat16
+            else "cvt.rn.f16x2.f32 $0, $2, $1;"
+        )
+        left, right = total.reshape([total.shape[0], total.shape[1] // 2, 2]).split()
+        return gl.inline_asm_elementwise(
+            round_two, "=r,r,r", [left, right], gl.int32, is_pure=False, pack=1
+        )
+
+
+@gluon.jit
+def values(kept, dtype: gl.constexpr):
+    """What ``rounded`` gave, as a tensor of ``dtype``."""
+    if dtype.primitive_bitwidth == 32:
+        return kept
+    else:
+        left = kept.to(gl.int16).to(dtype, bitcast=True)
+        right = (kept >> 16).to(gl.int16).to(dtype, bitcast=True)
+        return gl.join(left, right).reshape([kept.shape[0], kept.shape[1] * 2])
 
 
 @gluon.jit
@@ -104,8 +142,12 @@ def multiply_tiles(
     GROUP: gl.constexpr,
     PROGRAMS: gl.constexpr,
     PART: gl.constexpr,
+    LATE: gl.constexpr,
 ):
-    """Multiplies what is in the stages, 4 warps the rows ``PART`` of each tile, and stores it."""
+    """Multiplies what is in the stages, 4 warps the rows ``PART`` of each tile, and stores it.
+
+    ``LATE``: while the first product of the next tile is under way.
+    """
     STAGES: gl.constexpr = x_stages.shape[0]
     BLOCK_M: gl.constexpr = x_stages.shape[1]
     BLOCK_K: gl.constexpr = x_stages.shape[2]
@@ -117,28 +159,37 @@ def multiply_tiles(
     y_blocks = tma.make_tensor_descriptor(
         y_ptr, [M, N], [N, 1], [ROWS, y_bands.shape[2]], y_bands.layout
     )
+    dtype: gl.constexpr = y_bands.dtype
     stage, turn = 0, 0
+    # Before the first tile one past the edge is kept, of which the copy unit stores nothing.
+    kept = rounded(gl.zeros((ROWS, BLOCK_N), gl.float32, sums), dtype)
+    row, column = gl.to_tensor(M), gl.to_tensor(0)
     for tile in range(gl.program_id(0), TILES_M * TILES_N, PROGRAMS):
-        tile_m, tile_n = grouped_tile(tile, TILES_M, TILES_N, GROUP)
         total = gl.zeros((ROWS, BLOCK_N), gl.float32, sums)
-        before = stage
-        for step in range((K + BLOCK_K - 1) // BLOCK_K):
+        mbarrier.wait(full.index(stage), turn)
+        x = x_stages.index(stage).slice(PART * ROWS, ROWS, 0)
+        total = hopper.warpgroup_mma(x, w_stages.index(stage), total, use_acc=False, is_async=True)
+        total = hopper.warpgroup_mma_wait(1, deps=[total])
+        if LATE:
+            store_bands(y_blocks, y_bands, values(kept, dtype), row, column, 0)
+        before, stage, turn = stage, following(stage, STAGES), turn ^ (stage == STAGES - 1)
+        for _ in range(1, (K + BLOCK_K - 1) // BLOCK_K):
             mbarrier.wait(full.index(stage), turn)
             x = x_stages.index(stage).slice(PART * ROWS, ROWS, 0)
-            total = hopper.warpgroup_mma(
-                x, w_stages.index(stage), total, use_acc=step > 0, is_async=True
-            )
+            total = hopper.warpgroup_mma(x, w_stages.index(stage), total, is_async=True)
             # The product before is done, and so is its stage; this one is in flight.
             total = hopper.warpgroup_mma_wait(1, deps=[total])
-            mbarrier.arrive(free.index(before), pred=step > 0)
-            before = stage
-            last = stage == STAGES - 1
-            stage = gl.where(last, 0, stage + 1)
-            turn = gl.where(last, turn ^ 1, turn)
+            mbarrier.arrive(free.index(before))
+            before, stage, turn = stage, following(stage, STAGES), turn ^ (stage == STAGES - 1)
         total = hopper.warpgroup_mma_wait(0, deps=[total])
         mbarrier.arrive(free.index(before))
-        row = tile_m * BLOCK_M + PART * ROWS
-        store_bands(y_blocks, y_bands, total.to(y_bands.dtype), row, tile_n * BLOCK_N, 0)
+        tile_m, tile_n = grouped_tile(tile, TILES_M, TILES_N, GROUP)
+        row, column = tile_m * BLOCK_M + PART * ROWS, tile_n * BLOCK_N
+        kept = rounded(total, dtype)
+        if not LATE:
+            store_bands(y_blocks, y_bands, values(kept, dtype), row, column, 0)
+    if LATE:
+        store_bands(y_blocks, y_bands, values(kept, dtype), row, column, 0)
     tma.store_wait(0)
 
 
@@ -158,6 +209,7 @@ def specialized(
     STAGES: gl.constexpr,
     BANDS: gl.constexpr,
     BUFFERS: gl.constexpr,
+    LATE: gl.constexpr,
 ):
     """Every ``PROGRAMS``-th tile of y a program; a tile is stored in ``BANDS`` of columns."""
     dtype: gl.constexpr = x_ptr.dtype.element_ty
@@ -180,11 +232,11 @@ def specialized(
         [
             (
                 multiply_tiles,
-                (y_ptr, upper, x_stages, w_stages, full, free, M, N, K, GROUP, PROGRAMS, 0),
+                (y_ptr, upper, x_stages, w_stages, full, free, M, N, K, GROUP, PROGRAMS, 0, LATE),
             ),
             (
                 multiply_tiles,
-                (y_ptr, lower, x_stages, w_stages, full, free, M, N, K, GROUP, PROGRAMS, 1),
+                (y_ptr, lower, x_stages, w_stages, full, free, M, N, K, GROUP, PROGRAMS, 1, LATE),
             ),
             (load_tiles, (x_ptr, w_ptr, x_stages, w_stages, full, free, M, N, K, GROUP, PROGRAMS)),
         ],

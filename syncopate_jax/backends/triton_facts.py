@@ -34,7 +34,7 @@ class _KernelCalls:
 
 
 class _CodeGenerator:
-    """Triton's ``code_generator``, which writes Gluon's kernels into a module that names the GPU."""
+    """Triton's ``code_generator``; Gluon's kernels are written into a module that names the GPU."""
 
     def __init__(self, module: Any):
         self._module = module
