@@ -19,6 +19,17 @@ from syncopate_jax.pallas_kernels.matmul_triton import grouped_tile
 
 
 @triton.jit
+def snaked_tile(tile, TILES_M: tl.constexpr, TILES_N: tl.constexpr, GROUP: tl.constexpr,
+                SNAKE: tl.constexpr):  # fmt: skip
+    """As ``grouped_tile``; ``SNAKE``: every other group from its last column to its first."""
+    tile_m, tile_n = grouped_tile(tile, TILES_M, TILES_N, GROUP)
+    if SNAKE:
+        ahead = tile // (GROUP * TILES_N) % 2 == 0
+        tile_n = tl.where(ahead, tile_n, TILES_N - 1 - tile_n)
+    return tile_m, tile_n
+
+
+@triton.jit
 def store_parts(y_blocks, total, row, column, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr,
                 PARTS: tl.constexpr):  # fmt: skip
     """Stores a tile in ``PARTS`` bands of columns, one after the other through shared memory."""
@@ -54,6 +65,7 @@ def described(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
+    SNAKE: tl.constexpr,
     PROGRAMS: tl.constexpr,
     FLATTEN: tl.constexpr,
     PARTS: tl.constexpr,
@@ -69,7 +81,7 @@ def described(
     for tile in tl.range(
         tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=FLATTEN, warp_specialize=SPECIALIZE
     ):
-        tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP)
+        tile_m, tile_n = snaked_tile(tile, tiles_m, tiles_n, GROUP, SNAKE)
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for step in range(tl.cdiv(K, BLOCK_K)):
             x = x_blocks.load([tile_m * BLOCK_M, step * BLOCK_K])
@@ -94,6 +106,7 @@ def pointed(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
+    SNAKE: tl.constexpr,
     PROGRAMS: tl.constexpr,
     FLATTEN: tl.constexpr,
     PARTS: tl.constexpr,
@@ -105,7 +118,7 @@ def pointed(
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=FLATTEN):
-        tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP)
+        tile_m, tile_n = snaked_tile(tile, tiles_m, tiles_n, GROUP, SNAKE)
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for step in range(tl.cdiv(K, BLOCK_K)):
             # From scalars: a fused loop forgets that a vector it carries lies together.
@@ -148,6 +161,7 @@ class Candidate:
     bands: int = 1
     buffers: int = 1
     late: bool = True
+    snake: bool = False
 
     def grid(self, m: int, n: int, most: int) -> int:
         tiles = -(-m // self.block_m) * -(-n // (self.block_n))
@@ -160,7 +174,7 @@ class Candidate:
             "BLOCK_K": self.block_k, "GROUP": self.group,
             "PROGRAMS": self.grid(m, n, most), "FLATTEN": self.flatten, "PARTS": self.parts,
             "SPECIALIZE": self.specialize, "STAGES": self.stages, "BANDS": self.bands,
-            "BUFFERS": self.buffers, "LATE": self.late,
+            "BUFFERS": self.buffers, "LATE": self.late, "SNAKE": self.snake,
         }  # fmt: skip
         return {name: found[name] for name in self.kernel.arg_names if name in found}
 
@@ -172,15 +186,22 @@ class Candidate:
 
 CANDIDATES = {
     "pointers, flat, 3 stages": Candidate(pointed, parts=0),
-    "specialized, late, 3 stages": Candidate(specialized, warps=4),
-    "specialized, late, 3 stages, 2 bands": Candidate(specialized, warps=4, bands=2, buffers=2),
-    "specialized, late, 4 stages, 2 bands": Candidate(specialized, warps=4, stages=4, bands=2),
-    "specialized, late, 4 stages, 4 bands": Candidate(
-        specialized, warps=4, stages=4, bands=4, buffers=2
+    "pointers, flat, 3 stages, snake": Candidate(pointed, parts=0, snake=True),
+    "specialized, late": Candidate(specialized, warps=4),
+    "specialized, late, snake": Candidate(specialized, warps=4, snake=True),
+    "specialized, late, 2 bands": Candidate(specialized, warps=4, bands=2, buffers=2, snake=True),
+    "specialized, late, 4 stages, 2 bands": Candidate(
+        specialized, warps=4, stages=4, bands=2, snake=True
     ),
-    "specialized, 3 stages": Candidate(specialized, warps=4, late=False),
-    "specialized, late, group 8": Candidate(specialized, warps=4, group=8),
-    "specialized, late, all programs": Candidate(specialized, warps=4, even=False),
-    "specialized, late, 128x128": Candidate(specialized, block_n=128, warps=4, stages=5),
+    "specialized, late, 4 stages, 4 bands": Candidate(
+        specialized, warps=4, stages=4, bands=4, buffers=2, snake=True
+    ),
+    "specialized": Candidate(specialized, warps=4, late=False, snake=True),
+    "specialized, late, group 8": Candidate(specialized, warps=4, group=8, snake=True),
+    "specialized, late, all programs": Candidate(specialized, warps=4, even=False, snake=True),
+    "specialized, late, 128x128": Candidate(
+        specialized, block_n=128, warps=4, stages=5, snake=True
+    ),
 }
-"""The first is as the persistent kernel is; earlier ones are in the README's table."""
+"""The first is as the persistent kernel is; earlier ones are in the README's table. From the fifth
+on all snake."""

@@ -21,14 +21,24 @@ PARTS = gl.constexpr(2)
 
 @gluon.jit
 def grouped_tile(
-    tile, TILES_M: gl.constexpr, TILES_N: gl.constexpr, GROUP: gl.constexpr
-):  # fmt: skip
-    """As ``matmul_triton.grouped_tile``, which Gluon cannot call."""
+    tile,
+    TILES_M: gl.constexpr,
+    TILES_N: gl.constexpr,
+    GROUP: gl.constexpr,
+    SNAKE: gl.constexpr,
+):
+    """As ``matmul_triton.grouped_tile``, which Gluon cannot call.
+
+    ``SNAKE``: every other group from its last column to its first.
+    """
     group = tile // (GROUP * TILES_N)
     first = group * GROUP
     rows = gl.minimum(TILES_M - first, GROUP)
     inside = tile - group * (GROUP * TILES_N)
-    return first + inside % rows, inside // rows
+    column = inside // rows
+    if SNAKE:
+        column = gl.where(group % 2 == 0, column, TILES_N - 1 - column)
+    return first + inside % rows, column
 
 
 @gluon.jit
@@ -49,6 +59,7 @@ def load_tiles(
     N: gl.constexpr,
     K: gl.constexpr,
     GROUP: gl.constexpr,
+    SNAKE: gl.constexpr,
     PROGRAMS: gl.constexpr,
 ):
     """Fills the stages, one after the other, as they become free."""
@@ -67,7 +78,7 @@ def load_tiles(
     )
     stage, turn = 0, 1  # a barrier's turn before its first is over
     for tile in range(gl.program_id(0), TILES_M * TILES_N, PROGRAMS):
-        tile_m, tile_n = grouped_tile(tile, TILES_M, TILES_N, GROUP)
+        tile_m, tile_n = grouped_tile(tile, TILES_M, TILES_N, GROUP, SNAKE)
         for step in range((K + BLOCK_K - 1) // BLOCK_K):
             mbarrier.wait(free.index(stage), turn)
             here = full.index(stage)
@@ -140,6 +151,7 @@ def multiply_tiles(
     N: gl.constexpr,
     K: gl.constexpr,
     GROUP: gl.constexpr,
+    SNAKE: gl.constexpr,
     PROGRAMS: gl.constexpr,
     PART: gl.constexpr,
     LATE: gl.constexpr,
@@ -183,7 +195,7 @@ def multiply_tiles(
             before, stage, turn = stage, following(stage, STAGES), turn ^ (stage == STAGES - 1)
         total = hopper.warpgroup_mma_wait(0, deps=[total])
         mbarrier.arrive(free.index(before))
-        tile_m, tile_n = grouped_tile(tile, TILES_M, TILES_N, GROUP)
+        tile_m, tile_n = grouped_tile(tile, TILES_M, TILES_N, GROUP, SNAKE)
         row, column = tile_m * BLOCK_M + PART * ROWS, tile_n * BLOCK_N
         kept = rounded(total, dtype)
         if not LATE:
@@ -205,6 +217,7 @@ def specialized(
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     GROUP: gl.constexpr,
+    SNAKE: gl.constexpr,
     PROGRAMS: gl.constexpr,
     STAGES: gl.constexpr,
     BANDS: gl.constexpr,
@@ -230,16 +243,13 @@ def specialized(
     # The launch's warps do the first; the others have the warps and registers a thread that follow.
     gl.warp_specialize(
         [
-            (
-                multiply_tiles,
-                (y_ptr, upper, x_stages, w_stages, full, free, M, N, K, GROUP, PROGRAMS, 0, LATE),
-            ),
-            (
-                multiply_tiles,
-                (y_ptr, lower, x_stages, w_stages, full, free, M, N, K, GROUP, PROGRAMS, 1, LATE),
-            ),
-            (load_tiles, (x_ptr, w_ptr, x_stages, w_stages, full, free, M, N, K, GROUP, PROGRAMS)),
+            (multiply_tiles, (y_ptr, upper, x_stages, w_stages, full, free,
+                              M, N, K, GROUP, SNAKE, PROGRAMS, 0, LATE)),
+            (multiply_tiles, (y_ptr, lower, x_stages, w_stages, full, free,
+                              M, N, K, GROUP, SNAKE, PROGRAMS, 1, LATE)),
+            (load_tiles, (x_ptr, w_ptr, x_stages, w_stages, full, free,
+                          M, N, K, GROUP, SNAKE, PROGRAMS)),
         ],
         [4, 1],
         [240, 24],
-    )
+    )  # fmt: skip

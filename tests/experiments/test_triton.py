@@ -31,13 +31,14 @@ from tests.triton_interpret import run_alone
 SIZES: dict[str, int] = {"block_m": 16, "block_n": 16, "block_k": 16, "group": 2}
 SMALL = {
     "pointers": Candidate(candidates.pointed, **SIZES, parts=0),
+    "pointers, snake": Candidate(candidates.pointed, **SIZES, parts=0, snake=True),
     "pointers, 2 parts": Candidate(candidates.pointed, **SIZES),
     "descriptors": Candidate(candidates.described, **SIZES, parts=0, flatten=False),
     "descriptors, 4 parts": Candidate(candidates.described, **SIZES, parts=4),
 }
 SPECIALIZED = {
     "late, whole": {"stages": 3},
-    "late, 2 bands": {"stages": 4, "bands": 2},
+    "late, 2 bands, snake": {"stages": 4, "bands": 2, "snake": True},
     "late, 4 bands": {"stages": 4, "bands": 4, "buffers": 2},
     "at once, 2 bands": {"stages": 2, "bands": 2, "buffers": 2, "late": False},
 }
