@@ -53,6 +53,12 @@ class Shared:
     def slice(self, start: int, length: int, dim: int) -> Shared:
         return Shared(self.array[(slice(None),) * dim + (slice(start, start + length),)])
 
+    def _reinterpret(self, dtype: Any, shape: Any, layout: Any) -> Shared:
+        """Columns of a stage, which is in blocks of columns; here they need not lie together."""
+        rows, width = shape
+        assert rows == self.shape[0] and width <= self.shape[1]
+        return Shared(self.array[:, :width])
+
     def store(self, value: Tensor) -> None:
         self.array[...] = value.array
 

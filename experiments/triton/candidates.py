@@ -145,7 +145,10 @@ def pointed(
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One kernel and its sizes; ``even``: as few programs as take no more turns."""
+    """One kernel and its sizes; ``even``: as few programs as take no more turns.
+
+    ``split``: in so many parts tiles of a last turn are computed that has few enough of them.
+    """
 
     kernel: Any
     block_m: int = 128
@@ -162,10 +165,20 @@ class Candidate:
     buffers: int = 1
     late: bool = True
     snake: bool = False
+    split: int = 1
+
+    def tiles(self, m: int, n: int) -> int:
+        return -(-m // self.block_m) * -(-n // self.block_n)
+
+    def rest(self, m: int, n: int, most: int) -> int:
+        """Tiles of a last turn that all programs compute, in ``split`` parts; 0: no such turn."""
+        last = self.tiles(m, n) % most
+        return last if self.split > 1 and last * self.split <= most < self.tiles(m, n) else 0
 
     def grid(self, m: int, n: int, most: int) -> int:
-        tiles = -(-m // self.block_m) * -(-n // (self.block_n))
-        return fewest_workers(tiles, most) if self.even else min(tiles, most)
+        tiles = self.tiles(m, n)
+        even = self.even and not self.rest(m, n, most)
+        return fewest_workers(tiles, most) if even else min(tiles, most)
 
     def arguments(self, m: int, k: int, n: int, most: int) -> dict[str, Any]:
         """Of the kernel's parameters that are no arrays."""
@@ -175,6 +188,8 @@ class Candidate:
             "PROGRAMS": self.grid(m, n, most), "FLATTEN": self.flatten, "PARTS": self.parts,
             "SPECIALIZE": self.specialize, "STAGES": self.stages, "BANDS": self.bands,
             "BUFFERS": self.buffers, "LATE": self.late, "SNAKE": self.snake,
+            "WHOLE": self.tiles(m, n) - self.rest(m, n, most), "REST": self.rest(m, n, most),
+            "SPLIT": self.split,
         }  # fmt: skip
         return {name: found[name] for name in self.kernel.arg_names if name in found}
 
@@ -195,6 +210,9 @@ CANDIDATES = {
     ),
     "specialized, late, 4 stages, 4 bands": Candidate(
         specialized, warps=4, stages=4, bands=4, buffers=2, snake=True
+    ),
+    "specialized, late, 4 stages, 4 bands, split": Candidate(
+        specialized, warps=4, stages=4, bands=4, buffers=2, snake=True, split=4
     ),
     "specialized": Candidate(specialized, warps=4, late=False, snake=True),
     "specialized, late, group 8": Candidate(specialized, warps=4, group=8, snake=True),

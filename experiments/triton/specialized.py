@@ -48,6 +48,77 @@ def following(stage, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def place(
+    job,
+    FIRST: gl.constexpr,
+    SPLIT: gl.constexpr,
+    M: gl.constexpr,
+    N: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    GROUP: gl.constexpr,
+    SNAKE: gl.constexpr,
+):
+    """Row and column of a job: of tiles from ``FIRST`` on one of ``SPLIT`` parts of columns."""
+    TILES_M: gl.constexpr = (M + BLOCK_M - 1) // BLOCK_M
+    TILES_N: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    tile_m, tile_n = grouped_tile(FIRST + job // SPLIT, TILES_M, TILES_N, GROUP, SNAKE)
+    return tile_m * BLOCK_M, tile_n * BLOCK_N + job % SPLIT * (BLOCK_N // SPLIT)
+
+
+@gluon.jit
+def columns_of(stages, stage, WIDTH: gl.constexpr):
+    """The first columns of a stage, which lie together: a swizzle is of 64 columns."""
+    if stages.shape[2] == WIDTH:
+        return stages.index(stage)
+    else:
+        return stages.index(stage)._reinterpret(
+            stages.dtype, [stages.shape[1], WIDTH], stages.layout
+        )
+
+
+@gluon.jit
+def load_jobs(
+    x_blocks,
+    w_ptr,
+    x_stages,
+    w_stages,
+    full,
+    free,
+    stage,
+    turn,
+    FIRST: gl.constexpr,
+    COUNT: gl.constexpr,
+    SPLIT: gl.constexpr,
+    M: gl.constexpr,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    GROUP: gl.constexpr,
+    SNAKE: gl.constexpr,
+    PROGRAMS: gl.constexpr,
+):
+    """Fills the stages with the operands of every ``PROGRAMS``-th job; the next stage and turn."""
+    STAGES: gl.constexpr = x_stages.shape[0]
+    BLOCK_M: gl.constexpr = x_stages.shape[1]
+    BLOCK_K: gl.constexpr = x_stages.shape[2]
+    BLOCK_N: gl.constexpr = w_stages.shape[2]
+    WIDTH: gl.constexpr = BLOCK_N // SPLIT
+    BYTES: gl.constexpr = (BLOCK_M + WIDTH) * BLOCK_K * x_stages.dtype.primitive_bitwidth // 8
+    w_blocks = tma.make_tensor_descriptor(w_ptr, [K, N], [N, 1], [BLOCK_K, WIDTH], w_stages.layout)
+    for job in range(gl.program_id(0), COUNT, PROGRAMS):
+        row, column = place(job, FIRST, SPLIT, M, N, BLOCK_M, BLOCK_N, GROUP, SNAKE)
+        for step in range((K + BLOCK_K - 1) // BLOCK_K):
+            mbarrier.wait(free.index(stage), turn)
+            here = full.index(stage)
+            mbarrier.expect(here, BYTES)
+            load_block(x_blocks, [row, step * BLOCK_K], here, x_stages.index(stage))
+            w_stage = columns_of(w_stages, stage, WIDTH)
+            load_block(w_blocks, [step * BLOCK_K, column], here, w_stage)
+            stage, turn = following(stage, STAGES), turn ^ (stage == STAGES - 1)
+    return stage, turn
+
+
+@gluon.jit
 def load_tiles(
     x_ptr,
     w_ptr,
@@ -61,32 +132,23 @@ def load_tiles(
     GROUP: gl.constexpr,
     SNAKE: gl.constexpr,
     PROGRAMS: gl.constexpr,
+    WHOLE: gl.constexpr,
+    REST: gl.constexpr,
+    SPLIT: gl.constexpr,
 ):
     """Fills the stages, one after the other, as they become free."""
-    STAGES: gl.constexpr = x_stages.shape[0]
-    BLOCK_M: gl.constexpr = x_stages.shape[1]
-    BLOCK_K: gl.constexpr = x_stages.shape[2]
-    BLOCK_N: gl.constexpr = w_stages.shape[2]
-    BYTES: gl.constexpr = (BLOCK_M + BLOCK_N) * BLOCK_K * x_stages.dtype.primitive_bitwidth // 8
-    TILES_M: gl.constexpr = (M + BLOCK_M - 1) // BLOCK_M
-    TILES_N: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     x_blocks = tma.make_tensor_descriptor(
-        x_ptr, [M, K], [K, 1], [BLOCK_M, BLOCK_K], x_stages.layout
+        x_ptr, [M, K], [K, 1], [x_stages.shape[1], x_stages.shape[2]], x_stages.layout
     )
-    w_blocks = tma.make_tensor_descriptor(
-        w_ptr, [K, N], [N, 1], [BLOCK_K, BLOCK_N], w_stages.layout
-    )
-    stage, turn = 0, 1  # a barrier's turn before its first is over
-    for tile in range(gl.program_id(0), TILES_M * TILES_N, PROGRAMS):
-        tile_m, tile_n = grouped_tile(tile, TILES_M, TILES_N, GROUP, SNAKE)
-        for step in range((K + BLOCK_K - 1) // BLOCK_K):
-            mbarrier.wait(free.index(stage), turn)
-            here = full.index(stage)
-            mbarrier.expect(here, BYTES)
-            x_at, w_at = [tile_m * BLOCK_M, step * BLOCK_K], [step * BLOCK_K, tile_n * BLOCK_N]
-            load_block(x_blocks, x_at, here, x_stages.index(stage))
-            load_block(w_blocks, w_at, here, w_stages.index(stage))
-            stage, turn = following(stage, STAGES), turn ^ (stage == STAGES - 1)
+    stage, turn = load_jobs(
+        x_blocks, w_ptr, x_stages, w_stages, full, free, gl.to_tensor(0), gl.to_tensor(1),
+        0, WHOLE, 1, M, N, K, GROUP, SNAKE, PROGRAMS,
+    )  # fmt: skip
+    if REST > 0:
+        load_jobs(
+            x_blocks, w_ptr, x_stages, w_stages, full, free, stage, turn,
+            WHOLE, REST * SPLIT, SPLIT, M, N, K, GROUP, SNAKE, PROGRAMS,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -140,6 +202,70 @@ def values(kept, dtype: gl.constexpr):
 
 
 @gluon.jit
+def multiply_jobs(
+    y_blocks,
+    y_bands,
+    x_stages,
+    w_stages,
+    full,
+    free,
+    stage,
+    turn,
+    FIRST: gl.constexpr,
+    COUNT: gl.constexpr,
+    SPLIT: gl.constexpr,
+    M: gl.constexpr,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    GROUP: gl.constexpr,
+    SNAKE: gl.constexpr,
+    PROGRAMS: gl.constexpr,
+    PART: gl.constexpr,
+    LATE: gl.constexpr,
+):
+    """Multiplies what ``load_jobs`` loads, rows ``PART`` of each tile; the next stage and turn."""
+    STAGES: gl.constexpr = x_stages.shape[0]
+    BLOCK_M: gl.constexpr = x_stages.shape[1]
+    BLOCK_K: gl.constexpr = x_stages.shape[2]
+    BLOCK_N: gl.constexpr = w_stages.shape[2]
+    ROWS: gl.constexpr = BLOCK_M // PARTS
+    WIDTH: gl.constexpr = BLOCK_N // SPLIT
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    dtype: gl.constexpr = y_bands.dtype
+    # Before the first tile one past the edge is kept, of which the copy unit stores nothing.
+    kept = rounded(gl.zeros((ROWS, WIDTH), gl.float32, sums), dtype)
+    row, column = gl.to_tensor(M), gl.to_tensor(0)
+    for job in range(gl.program_id(0), COUNT, PROGRAMS):
+        total = gl.zeros((ROWS, WIDTH), gl.float32, sums)
+        mbarrier.wait(full.index(stage), turn)
+        x, w = x_stages.index(stage).slice(PART * ROWS, ROWS, 0), columns_of(w_stages, stage, WIDTH)
+        total = hopper.warpgroup_mma(x, w, total, use_acc=False, is_async=True)
+        total = hopper.warpgroup_mma_wait(1, deps=[total])
+        if LATE:
+            store_bands(y_blocks, y_bands, values(kept, dtype), row, column, 0)
+        before, stage, turn = stage, following(stage, STAGES), turn ^ (stage == STAGES - 1)
+        for _ in range(1, (K + BLOCK_K - 1) // BLOCK_K):
+            mbarrier.wait(full.index(stage), turn)
+            x = x_stages.index(stage).slice(PART * ROWS, ROWS, 0)
+            w = columns_of(w_stages, stage, WIDTH)
+            total = hopper.warpgroup_mma(x, w, total, is_async=True)
+            # The product before is done, and so is its stage; this one is in flight.
+            total = hopper.warpgroup_mma_wait(1, deps=[total])
+            mbarrier.arrive(free.index(before))
+            before, stage, turn = stage, following(stage, STAGES), turn ^ (stage == STAGES - 1)
+        total = hopper.warpgroup_mma_wait(0, deps=[total])
+        mbarrier.arrive(free.index(before))
+        row, column = place(job, FIRST, SPLIT, M, N, BLOCK_M, BLOCK_N, GROUP, SNAKE)
+        row += PART * ROWS
+        kept = rounded(total, dtype)
+        if not LATE:
+            store_bands(y_blocks, y_bands, values(kept, dtype), row, column, 0)
+    if LATE:
+        store_bands(y_blocks, y_bands, values(kept, dtype), row, column, 0)
+    return stage, turn
+
+
+@gluon.jit
 def multiply_tiles(
     y_ptr,
     y_bands,
@@ -153,6 +279,9 @@ def multiply_tiles(
     GROUP: gl.constexpr,
     SNAKE: gl.constexpr,
     PROGRAMS: gl.constexpr,
+    WHOLE: gl.constexpr,
+    REST: gl.constexpr,
+    SPLIT: gl.constexpr,
     PART: gl.constexpr,
     LATE: gl.constexpr,
 ):
@@ -160,48 +289,18 @@ def multiply_tiles(
 
     ``LATE``: while the first product of the next tile is under way.
     """
-    STAGES: gl.constexpr = x_stages.shape[0]
-    BLOCK_M: gl.constexpr = x_stages.shape[1]
-    BLOCK_K: gl.constexpr = x_stages.shape[2]
-    BLOCK_N: gl.constexpr = w_stages.shape[2]
-    ROWS: gl.constexpr = BLOCK_M // PARTS
-    TILES_M: gl.constexpr = (M + BLOCK_M - 1) // BLOCK_M
-    TILES_N: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     y_blocks = tma.make_tensor_descriptor(
-        y_ptr, [M, N], [N, 1], [ROWS, y_bands.shape[2]], y_bands.layout
+        y_ptr, [M, N], [N, 1], [y_bands.shape[1], y_bands.shape[2]], y_bands.layout
     )
-    dtype: gl.constexpr = y_bands.dtype
-    stage, turn = 0, 0
-    # Before the first tile one past the edge is kept, of which the copy unit stores nothing.
-    kept = rounded(gl.zeros((ROWS, BLOCK_N), gl.float32, sums), dtype)
-    row, column = gl.to_tensor(M), gl.to_tensor(0)
-    for tile in range(gl.program_id(0), TILES_M * TILES_N, PROGRAMS):
-        total = gl.zeros((ROWS, BLOCK_N), gl.float32, sums)
-        mbarrier.wait(full.index(stage), turn)
-        x = x_stages.index(stage).slice(PART * ROWS, ROWS, 0)
-        total = hopper.warpgroup_mma(x, w_stages.index(stage), total, use_acc=False, is_async=True)
-        total = hopper.warpgroup_mma_wait(1, deps=[total])
-        if LATE:
-            store_bands(y_blocks, y_bands, values(kept, dtype), row, column, 0)
-        before, stage, turn = stage, following(stage, STAGES), turn ^ (stage == STAGES - 1)
-        for _ in range(1, (K + BLOCK_K - 1) // BLOCK_K):
-            mbarrier.wait(full.index(stage), turn)
-            x = x_stages.index(stage).slice(PART * ROWS, ROWS, 0)
-            total = hopper.warpgroup_mma(x, w_stages.index(stage), total, is_async=True)
-            # The product before is done, and so is its stage; this one is in flight.
-            total = hopper.warpgroup_mma_wait(1, deps=[total])
-            mbarrier.arrive(free.index(before))
-            before, stage, turn = stage, following(stage, STAGES), turn ^ (stage == STAGES - 1)
-        total = hopper.warpgroup_mma_wait(0, deps=[total])
-        mbarrier.arrive(free.index(before))
-        tile_m, tile_n = grouped_tile(tile, TILES_M, TILES_N, GROUP, SNAKE)
-        row, column = tile_m * BLOCK_M + PART * ROWS, tile_n * BLOCK_N
-        kept = rounded(total, dtype)
-        if not LATE:
-            store_bands(y_blocks, y_bands, values(kept, dtype), row, column, 0)
-    if LATE:
-        store_bands(y_blocks, y_bands, values(kept, dtype), row, column, 0)
+    stage, turn = multiply_jobs(
+        y_blocks, y_bands, x_stages, w_stages, full, free, gl.to_tensor(0), gl.to_tensor(0),
+        0, WHOLE, 1, M, N, K, GROUP, SNAKE, PROGRAMS, PART, LATE,
+    )  # fmt: skip
+    if REST > 0:
+        multiply_jobs(
+            y_blocks, y_bands, x_stages, w_stages, full, free, stage, turn,
+            WHOLE, REST * SPLIT, SPLIT, M, N, K, GROUP, SNAKE, PROGRAMS, PART, False,
+        )  # fmt: skip
     tma.store_wait(0)
 
 
@@ -219,12 +318,19 @@ def specialized(
     GROUP: gl.constexpr,
     SNAKE: gl.constexpr,
     PROGRAMS: gl.constexpr,
+    WHOLE: gl.constexpr,
+    REST: gl.constexpr,
+    SPLIT: gl.constexpr,
     STAGES: gl.constexpr,
     BANDS: gl.constexpr,
     BUFFERS: gl.constexpr,
     LATE: gl.constexpr,
 ):
-    """Every ``PROGRAMS``-th tile of y a program; a tile is stored in ``BANDS`` of columns."""
+    """Every ``PROGRAMS``-th tile of y a program; a tile is stored in ``BANDS`` of columns.
+
+    After ``WHOLE`` tiles the ``REST`` is computed in ``SPLIT`` parts of columns, a band at least
+    each, where a last turn would leave most programs idle.
+    """
     dtype: gl.constexpr = x_ptr.dtype.element_ty
     y_shape: gl.constexpr = [BUFFERS, BLOCK_M // PARTS, BLOCK_N // BANDS]
     x_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_K], dtype)
@@ -244,11 +350,11 @@ def specialized(
     gl.warp_specialize(
         [
             (multiply_tiles, (y_ptr, upper, x_stages, w_stages, full, free,
-                              M, N, K, GROUP, SNAKE, PROGRAMS, 0, LATE)),
+                              M, N, K, GROUP, SNAKE, PROGRAMS, WHOLE, REST, SPLIT, 0, LATE)),
             (multiply_tiles, (y_ptr, lower, x_stages, w_stages, full, free,
-                              M, N, K, GROUP, SNAKE, PROGRAMS, 1, LATE)),
+                              M, N, K, GROUP, SNAKE, PROGRAMS, WHOLE, REST, SPLIT, 1, LATE)),
             (load_tiles, (x_ptr, w_ptr, x_stages, w_stages, full, free,
-                          M, N, K, GROUP, SNAKE, PROGRAMS)),
+                          M, N, K, GROUP, SNAKE, PROGRAMS, WHOLE, REST, SPLIT)),
         ],
         [4, 1],
         [240, 24],
