@@ -11,7 +11,6 @@ float16 and float32 only: Triton's interpreter gets bfloat16 products wrong.
 from __future__ import annotations
 
 import ctypes
-import functools
 import random
 import threading
 import types
@@ -124,6 +123,7 @@ class Interpreter:
         found = launched.load()
         device = module.load(DEVICE, {})
         device.wait_rows, device.signal = self._wait, self._signal  # type: ignore[attr-defined]
+        device.wait_count = self._wait_count  # type: ignore[attr-defined]
         device.stored, device.ahead = lambda: None, lambda ptr: None  # type: ignore[attr-defined]
         found.sync = device  # type: ignore[attr-defined]
         for name, value in list(vars(found).items()):
@@ -158,13 +158,20 @@ class Interpreter:
         """``wait_rows``, which is assembly."""
         row = ctypes.cast(int(rows.handle.data.item()), ctypes.POINTER(ctypes.c_int32))
         counters, first = self._place(pointer)
-        program = self._current
         for at in range(int(begin), int(end)):
             slot, wanted = row[2 * at], row[2 * at + 1]
-            self.waited.append((program.number, first + slot, wanted))
-            text = f"counter {first + slot} to reach {wanted}, it is {counters[slot]}"
-            ready = functools.partial(lambda at, n: counters[at] >= n, slot, wanted)
-            program.hand_over(ready, text)
+            self._wait_until(counters, first, slot, wanted)
+
+    def _wait_count(self, pointer: Any, count: Any, FENCED: bool) -> None:
+        """``wait_count``, which is assembly."""
+        if int(count) > 0:
+            self._wait_until(*self._place(pointer), 0, int(count))
+
+    def _wait_until(self, counters: Any, first: int, slot: int, wanted: int) -> None:
+        program = self._current
+        self.waited.append((program.number, first + slot, wanted))
+        text = f"counter {first + slot} to reach {wanted}, it is {counters[slot]}"
+        program.hand_over(lambda: counters[slot] >= wanted, text)
 
     def _signal(self, pointer: Any) -> None:
         counter, place = self._place(pointer)

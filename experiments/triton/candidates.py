@@ -13,8 +13,20 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from experiments.triton.specialized import specialized
 from syncopate_jax.kernel.tiles import fewest_workers
 from syncopate_jax.pallas_kernels.matmul_triton import grouped_tile
+
+
+@triton.jit
+def snaked_tile(tile, TILES_M: tl.constexpr, TILES_N: tl.constexpr, GROUP: tl.constexpr,
+                SNAKE: tl.constexpr):  # fmt: skip
+    """As ``grouped_tile``; ``SNAKE``: every other group from its last column to its first."""
+    tile_m, tile_n = grouped_tile(tile, TILES_M, TILES_N, GROUP)
+    if SNAKE:
+        ahead = tile // (GROUP * TILES_N) % 2 == 0
+        tile_n = tl.where(ahead, tile_n, TILES_N - 1 - tile_n)
+    return tile_m, tile_n
 
 
 @triton.jit
@@ -53,6 +65,7 @@ def described(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
+    SNAKE: tl.constexpr,
     PROGRAMS: tl.constexpr,
     FLATTEN: tl.constexpr,
     PARTS: tl.constexpr,
@@ -68,7 +81,7 @@ def described(
     for tile in tl.range(
         tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=FLATTEN, warp_specialize=SPECIALIZE
     ):
-        tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP)
+        tile_m, tile_n = snaked_tile(tile, tiles_m, tiles_n, GROUP, SNAKE)
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for step in range(tl.cdiv(K, BLOCK_K)):
             x = x_blocks.load([tile_m * BLOCK_M, step * BLOCK_K])
@@ -93,6 +106,7 @@ def pointed(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
+    SNAKE: tl.constexpr,
     PROGRAMS: tl.constexpr,
     FLATTEN: tl.constexpr,
     PARTS: tl.constexpr,
@@ -104,7 +118,7 @@ def pointed(
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=FLATTEN):
-        tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP)
+        tile_m, tile_n = snaked_tile(tile, tiles_m, tiles_n, GROUP, SNAKE)
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for step in range(tl.cdiv(K, BLOCK_K)):
             # From scalars: a fused loop forgets that a vector it carries lies together.
@@ -129,52 +143,16 @@ def pointed(
             store_whole(y_ptr, total, tile_m * BLOCK_M, tile_n * BLOCK_N, M, N, BLOCK_M, BLOCK_N)
 
 
-@triton.jit
-def two_widths(
-    x_ptr,
-    w_ptr,
-    y_ptr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    NARROW: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    FLATTEN: tl.constexpr,
-):
-    """Tiles of ``BLOCK_N + NARROW`` columns, as sizes of blocks are powers of two: 128 + 64."""
-    x_blocks = tl.make_tensor_descriptor(x_ptr, [M, K], [K, 1], [BLOCK_M, BLOCK_K])
-    w_blocks = tl.make_tensor_descriptor(w_ptr, [K, N], [N, 1], [BLOCK_K, BLOCK_N])
-    v_blocks = tl.make_tensor_descriptor(w_ptr, [K, N], [N, 1], [BLOCK_K, NARROW])
-    y_blocks = tl.make_tensor_descriptor(y_ptr, [M, N], [N, 1], [BLOCK_M, NARROW])
-    tiles_m = tl.cdiv(M, BLOCK_M)
-    tiles_n = tl.cdiv(N, BLOCK_N + NARROW)
-    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=FLATTEN):
-        tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP)
-        row, column = tile_m * BLOCK_M, tile_n * (BLOCK_N + NARROW)
-        wide = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        narrow = tl.zeros((BLOCK_M, NARROW), dtype=tl.float32)
-        for step in range(tl.cdiv(K, BLOCK_K)):
-            x = x_blocks.load([row, step * BLOCK_K])
-            w = w_blocks.load([step * BLOCK_K, column])
-            v = v_blocks.load([step * BLOCK_K, column + BLOCK_N])
-            wide = tl.dot(x, w, wide)
-            narrow = tl.dot(x, v, narrow)
-        store_parts(y_blocks, wide, row, column, BLOCK_M, BLOCK_N, BLOCK_N // NARROW)
-        y_blocks.store([row, column + BLOCK_N], narrow.to(y_blocks.dtype))
-
-
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One kernel and its sizes; ``even``: as few programs as take no more turns."""
+    """One kernel and its sizes; ``even``: as few programs as take no more turns.
+
+    ``split``: in so many parts tiles of a last turn are computed that has few enough of them.
+    """
 
     kernel: Any
     block_m: int = 128
     block_n: int = 256
-    narrow: int = 0
     block_k: int = 64
     group: int = 16
     stages: int = 3
@@ -183,18 +161,35 @@ class Candidate:
     parts: int = 2
     specialize: bool = False
     even: bool = True
+    bands: int = 1
+    buffers: int = 1
+    late: bool = True
+    snake: bool = False
+    split: int = 1
+
+    def tiles(self, m: int, n: int) -> int:
+        return -(-m // self.block_m) * -(-n // self.block_n)
+
+    def rest(self, m: int, n: int, most: int) -> int:
+        """Tiles of a last turn that all programs compute, in ``split`` parts; 0: no such turn."""
+        last = self.tiles(m, n) % most
+        return last if self.split > 1 and last * self.split <= most < self.tiles(m, n) else 0
 
     def grid(self, m: int, n: int, most: int) -> int:
-        tiles = -(-m // self.block_m) * -(-n // (self.block_n + self.narrow))
-        return fewest_workers(tiles, most) if self.even else min(tiles, most)
+        tiles = self.tiles(m, n)
+        even = self.even and not self.rest(m, n, most)
+        return fewest_workers(tiles, most) if even else min(tiles, most)
 
     def arguments(self, m: int, k: int, n: int, most: int) -> dict[str, Any]:
         """Of the kernel's parameters that are no arrays."""
         found = {
             "M": m, "N": n, "K": k, "BLOCK_M": self.block_m, "BLOCK_N": self.block_n,
-            "NARROW": self.narrow, "BLOCK_K": self.block_k, "GROUP": self.group,
+            "BLOCK_K": self.block_k, "GROUP": self.group,
             "PROGRAMS": self.grid(m, n, most), "FLATTEN": self.flatten, "PARTS": self.parts,
-            "SPECIALIZE": self.specialize,
+            "SPECIALIZE": self.specialize, "STAGES": self.stages, "BANDS": self.bands,
+            "BUFFERS": self.buffers, "LATE": self.late, "SNAKE": self.snake,
+            "WHOLE": self.tiles(m, n) - self.rest(m, n, most), "REST": self.rest(m, n, most),
+            "SPLIT": self.split,
         }  # fmt: skip
         return {name: found[name] for name in self.kernel.arg_names if name in found}
 
@@ -205,35 +200,26 @@ class Candidate:
 
 
 CANDIDATES = {
-    "pointers, all programs": Candidate(
-        pointed, group=8, stages=4, flatten=False, parts=0, even=False
-    ),
-    "pointers, group 8": Candidate(pointed, group=8, stages=4, flatten=False, parts=0),
-    "pointers": Candidate(pointed, stages=4, flatten=False, parts=0),
-    "pointers, 2 parts": Candidate(pointed, stages=4, flatten=False),
     "pointers, flat, 3 stages": Candidate(pointed, parts=0),
-    "pointers, flat, 2 parts": Candidate(pointed, stages=4),
-    "pointers, flat, 1 part, 3 stages": Candidate(pointed, parts=1),
-    "descriptors": Candidate(described, stages=4, flatten=False, parts=0),
-    "descriptors, 2 parts": Candidate(described, stages=4, flatten=False),
-    "descriptors, flat, 3 stages": Candidate(described, parts=0),
-    "descriptors, flat, 1 part, 3 stages": Candidate(described, parts=1),
-    "descriptors, flat, 2 parts": Candidate(described, stages=4),
-    "descriptors, flat, 4 parts": Candidate(described, stages=4, parts=4),
-    "descriptors, flat, 2 parts, 3 stages": Candidate(described),
-    "descriptors, flat, 2 parts, group 8": Candidate(described, stages=4, group=8),
-    "descriptors, flat, 2 parts, all programs": Candidate(described, stages=4, even=False),
-    "descriptors, flat, 128 deep": Candidate(described, block_k=128, stages=2),
-    "descriptors, flat, 1 part, 32 deep": Candidate(described, block_k=32, stages=6, parts=1),
-    "descriptors, flat, 256x128": Candidate(described, 256, 128, group=8, stages=4),
-    "descriptors, 128x(128+64)": Candidate(
-        two_widths, block_n=128, narrow=64, stages=4, flatten=False
+    "pointers, flat, 3 stages, snake": Candidate(pointed, parts=0, snake=True),
+    "specialized, late": Candidate(specialized, warps=4),
+    "specialized, late, snake": Candidate(specialized, warps=4, snake=True),
+    "specialized, late, 2 bands": Candidate(specialized, warps=4, bands=2, buffers=2, snake=True),
+    "specialized, late, 4 stages, 2 bands": Candidate(
+        specialized, warps=4, stages=4, bands=2, snake=True
     ),
-    "descriptors, 256x(128+64)": Candidate(
-        two_widths, 256, 128, narrow=64, group=8, stages=3, flatten=False
+    "specialized, late, 4 stages, 4 bands": Candidate(
+        specialized, warps=4, stages=4, bands=4, buffers=2, snake=True
     ),
-    "descriptors, specialized": Candidate(
-        described, flatten=False, warps=4, specialize=True, parts=1
+    "specialized, late, 4 stages, 4 bands, split": Candidate(
+        specialized, warps=4, stages=4, bands=4, buffers=2, snake=True, split=4
+    ),
+    "specialized": Candidate(specialized, warps=4, late=False, snake=True),
+    "specialized, late, group 8": Candidate(specialized, warps=4, group=8, snake=True),
+    "specialized, late, all programs": Candidate(specialized, warps=4, even=False, snake=True),
+    "specialized, late, 128x128": Candidate(
+        specialized, block_n=128, warps=4, stages=5, snake=True
     ),
 }
-"""The first is as the persistent kernel was; what each adds to it is in its name."""
+"""The first is as the persistent kernel is; earlier ones are in the README's table. From the fifth
+on all snake."""

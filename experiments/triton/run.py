@@ -89,27 +89,14 @@ def local(gemm: shapes.Gemm, config: MatmulConfig, sms: int) -> Callable[..., ja
     return lambda x, w: triton_call.run_alone(kernel, x, w, grid=grid)[0]
 
 
-def order_of(config: MatmulConfig, gemm: shapes.Gemm, chunks: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tiles chunk by chunk along m, in groups of rows inside a chunk; and each tile's chunk."""
-    rows, columns = config.tiles(gemm.m, gemm.n)
-    bounds = chunk_bounds(rows, chunks)
-    order, of = [], []
-    for chunk in range(len(bounds) - 1):
-        lo, hi = bounds[chunk], bounds[chunk + 1]
-        for first in range(lo, hi, config.group):
-            last = min(first + config.group, hi)
-            order += [(row, column) for column in range(columns) for row in range(first, last)]
-        of += [chunk] * ((hi - lo) * columns)
-    return np.array(order, np.int32), np.array(of, np.int32)
-
-
 def behind_flags(
     gemm: shapes.Gemm, config: MatmulConfig, sms: int, chunks: int
 ) -> Callable[..., jax.Array]:
-    """The rewritten kernel, in the order of chunks, each behind its flag."""
+    """The rewritten kernel, in the order of chunks as streaming has it, each behind its flag."""
     kernel = matmul_triton.matmul(gemm.m, gemm.k, gemm.n, "bfloat16", config, sms)
-    order, of = order_of(config, gemm, chunks)
-    ordered = OrderedTriton(kernel, order, of, fewest_workers(len(order), sms))
+    tiles = config.tiles(gemm.m, gemm.n)
+    table = stream_matmul.tile_table(tiles, chunk_bounds(tiles[0], chunks), side=0)
+    ordered = OrderedTriton(kernel, table[:, :2], table[:, 2], fewest_workers(len(table), sms))
     return lambda x, w, flags: ordered(x, w, flags=flags)[0]
 
 

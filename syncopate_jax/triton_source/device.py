@@ -54,6 +54,22 @@ AGAIN:
 MET:
     barrier.sync 0;
     """)
+# As above, for one counter whose slot and count are known: no chain of loads before the poll.
+POLL_ONE: tl.constexpr = tl.constexpr("""{
+    .reg .pred p;
+    .reg .b32 seen;
+    setp.lt.s32 p, $2, 1;
+    @p bra DONE;
+    mov.u32 seen, %tid.x;
+    setp.ne.u32 p, seen, 0;
+    @p bra MET;
+AGAIN:
+    ld.acquire.sys.global.b32 seen, [$1];
+    setp.lt.s32 p, seen, $2;
+    @p bra AGAIN;
+MET:
+    barrier.sync 0;
+    """)
 FENCE: tl.constexpr = tl.constexpr("fence.proxy.async.global;")
 DONE: tl.constexpr = tl.constexpr("""
 DONE:
@@ -71,6 +87,14 @@ def wait_rows(rows_ptr, begin, end, counters_ptr, FENCED: tl.constexpr):
     given = [rows_ptr.to(tl.int64, bitcast=True), begin, end]
     given += [counters_ptr.to(tl.int64, bitcast=True)]
     tl.inline_asm_elementwise(text, "=r,l,r,r,l", given, tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def wait_count(counter_ptr, count, FENCED: tl.constexpr):
+    """As ``wait_rows``, for one counter; a count of 0 is not waited for."""
+    text: tl.constexpr = POLL_ONE + FENCE + DONE if FENCED else POLL_ONE + DONE
+    given = [counter_ptr.to(tl.int64, bitcast=True), count]
+    tl.inline_asm_elementwise(text, "=r,l,r", given, tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -111,8 +135,8 @@ def wait_all(
 @triton.jit
 def wait_one(table_ptr, counters_ptr, point, ROWS: tl.constexpr, FENCED: tl.constexpr):
     """Waits for the one (slot, count) of a point; a count of 0 is none."""
-    count = tl.load(table_ptr + ROWS + 2 * point + 1)
-    wait_rows(table_ptr + ROWS, point, point + tl.minimum(count, 1), counters_ptr, FENCED)
+    row_ptr = table_ptr + ROWS + 2 * point
+    wait_count(counters_ptr + tl.load(row_ptr), tl.load(row_ptr + 1), FENCED)
 
 
 @triton.jit
