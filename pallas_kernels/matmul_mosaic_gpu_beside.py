@@ -11,6 +11,7 @@ import dataclasses
 LOOK_UP_STEPS = 2  # k steps that hide a read of the table from L2
 ADDEND_STEPS = 6  # k steps that hide a read of a tile from L2
 SETTLE_STEPS = 4  # k steps in which a store to a peer arrives
+FLIGHT_STEPS = 9  # k steps in which a signal is raised and seen by a peer
 
 
 def least_steps(stores: int) -> int:
@@ -67,8 +68,8 @@ class Beside:
         """The k step beside which the stores, long complete, are said to be."""
         least = max(self.first_store + self.stores, 3 * self.k_steps // 4)
         late = 7 * self.k_steps // 8
-        if self.adds:  # peers may wait for this tile to add it to their next
-            late = min(late, self.k_steps - ADDEND_STEPS - SETTLE_STEPS - self.stages)
+        if self.adds:  # a peer may add this tile to its next
+            late = min(late, self.k_steps - ADDEND_STEPS - FLIGHT_STEPS - self.stages)
         return min(max(late, least), self.k_steps - 2)
 
     @property

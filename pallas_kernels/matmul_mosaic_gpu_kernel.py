@@ -328,7 +328,8 @@ class _Worker:
 
         def scope(acc: Any) -> Any:
             addends: list[jax.Array] = []
-            end, done = slot, 0
+            done: int | jax.Array = 0
+            end = slot
             if steps.looks_up:
                 end, done = self.multiply(acc, 0, 0, end, wg, look_up), 1
             for index, k in enumerate(steps.store_steps):
@@ -380,8 +381,8 @@ class _Worker:
 
         known = isinstance(begin, int) and isinstance(end, int)
         if not known or begin < end:
-            bounds = (jnp.asarray(bound, jnp.int32) for bound in (begin, end))
-            slot = lax.fori_loop(*bounds, step, slot)
+            first, last = jnp.asarray(begin, jnp.int32), jnp.asarray(end, jnp.int32)
+            slot = lax.fori_loop(first, last, step, slot)
         return slot if beside is None else self.multiply_step(acc, end, slot, wg, beside)
 
     def multiply_step(

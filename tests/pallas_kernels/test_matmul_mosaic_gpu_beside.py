@@ -17,9 +17,9 @@ STORES = 4
         (112, False, False, False, [0, 1, 2, 3], None, None, None),  # nobody shares the bus
         (112, True, False, False, [2, 3, 4, 5], None, None, None),
         (112, True, True, False, [2, 25, 48, 71], 98, 103, None),
-        (112, True, True, True, [2, 25, 48, 71], 98, 103, 106),
+        (112, True, True, True, [2, 23, 44, 65], 93, 98, 106),
         (64, True, True, False, [2, 14, 26, 38], 56, 61, None),
-        (64, True, True, True, [2, 13, 24, 35], 50, 55, 58),
+        (64, True, True, True, [2, 12, 22, 32], 48, 53, 58),
         (16, True, True, True, [2, 4, 6, 8], 12, 13, 13),
         (8, True, True, True, [2, 3, 4, 5], 6, 7, 7),
     ],
