@@ -120,6 +120,25 @@ class Pace:
         soon = min(map(self.end, found)) * STEP
         return min((b for b in found if self.end(b) <= soon), key=lambda b: (len(b), self.end(b)))
 
+    def taken(self, chunk: int, most: int) -> list[int]:
+        """Where each run of bands that is multiplied together starts, and the end.
+
+        A run is what has come in by the time the workers get to it, in whole chunks: one chunk
+        where the copy takes longer than the product, ever more where the product does.
+
+        Args:
+          chunk: bands that come in together, and the least of a run.
+          most: bands of a run, at most; as many as fit in the cache.
+        """
+        bounds, free = [0], 0.0
+        while (lo := bounds[-1]) < self.bands:
+            there = int(free / self.band) // chunk * chunk
+            hi = min(max(there, lo + chunk), lo + max(most, chunk), self.bands)
+            spent = (hi - lo) * self.across / self.workers * self.tile
+            free = max(free + spent, hi * self.band)
+            bounds.append(hi)
+        return bounds
+
     def end(self, bounds: Sequence[int]) -> float:
         """Seconds from the start of the first copy until the last tile is done."""
         return max(
