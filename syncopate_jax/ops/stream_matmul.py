@@ -273,16 +273,18 @@ def _product(operands: Sequence[jax.Array], how: _How) -> jax.Array:
     return product.astype(how.out_dtype)
 
 
+def turn(pace: Pace) -> int:
+    """Bands of a turn of the workers, at least one."""
+    return max(min(pace.workers // pace.across, pace.bands), 1)
+
+
 def _by_readers(
     operands: Sequence[jax.Array], how: _How, readers: Readers, pace: Pace, axis: int, sms: int
 ) -> jax.Array:
     """The product beside CTAs that read the streamed operand; its chunks are as large as a turn."""
     x, w = operands
     config, side = how.config, how.side
-    if how.chunks is None:
-        chunk = max(min(pace.workers // pace.across, pace.bands), 1)
-    else:
-        chunk = -(-pace.bands // how.chunks)
+    chunk = turn(pace) if how.chunks is None else -(-pace.bands // how.chunks)
     streamed = operands[side]
     arrival = stream_readers.Arrival.of(
         readers,

@@ -48,6 +48,8 @@ class Readers:
       parts: pieces of K that a chunk comes in, at most; as many as divide a tile's k steps.
       snake: every other chunk comes from its end along K, and is multiplied so: what its tiles read
         first of the other operand is what those before read last, and may still be in the cache.
+      in_step: no warpgroup is further ahead of the others than what all have on their way: parts
+        come in order even where some are served faster.
       stages: pieces that a warpgroup has in shared memory.
       ahead: those of them that are being loaded; the others leave.
       rows, row_bytes: of a piece, at most.
@@ -59,6 +61,7 @@ class Readers:
     ctas: int = 4
     parts: int = 8
     snake: bool = False
+    in_step: bool = True
     stages: int = 8
     ahead: int = 6
     rows: int = 64
@@ -67,8 +70,10 @@ class Readers:
     def __post_init__(self) -> None:
         for name in ("ctas", "parts", "stages", "ahead", "rows", "row_bytes"):
             integer("Readers", name, getattr(self, name), 1)
-        if not isinstance(self.snake, bool):
-            raise InputError(f"Readers: snake needs True or False, found {self.snake!r}")
+        for name in ("snake", "in_step"):
+            if not isinstance(getattr(self, name), bool):
+                found = getattr(self, name)
+                raise InputError(f"Readers: {name} needs True or False, found {found!r}")
         if self.ahead >= self.stages:
             raise InputError(
                 f"Readers: ahead={self.ahead} must be less than stages={self.stages}: a piece that "
@@ -147,6 +152,10 @@ class Arrival:
         """Parts of all chunks: that many counters."""
         return self.chunks * self.parts
 
+    def raised(self, copiers: int) -> int:
+        """How often a counter is raised: once by each of ``copiers`` with pieces of its part."""
+        return min(copiers, self.of_part)
+
     def slot(self, piece: Any) -> Any:
         """The counter of a piece's part."""
         return lax.div(piece, jnp.int32(self.of_part))
@@ -188,35 +197,54 @@ class Reader:
     number: Any
     copiers: int
 
+    @property
+    def window(self) -> int:
+        """How many parts behind the one that is begun must be complete.
+
+        More than a warpgroup has pieces of on their way or not yet told of, at most as many pieces
+        as stages: it would wait for itself.
+        """
+        return -(-(self.readers.stages - 1) * self.copiers // self.arrival.of_part) + 1
+
     def run(self) -> None:
-        """Brings all of them in; later ones are on their way while a part's counter is raised."""
-        readers, arrival = self.readers, self.arrival
-        total = arrival.slots * arrival.of_part
+        """Brings all of them in; a part's counter is raised while later ones are on their way."""
+        readers = self.readers
+        leaving = readers.stages - readers.ahead
+        total = self.arrival.slots * self.arrival.of_part
         steps = lax.div(total - self.number + self.copiers - 1, jnp.int32(self.copiers))
 
         def step(i: jax.Array, _: None) -> None:
-            piece, at = self._piece(i), lax.rem(i, jnp.int32(readers.stages))
+            at = lax.rem(i, jnp.int32(readers.stages))
             plgpu.barrier_wait(self.loaded(at))
-            plgpu.copy_smem_to_gmem(self.smem(at), self._box(self.target, piece))
-            slot = arrival.slot(piece)
-
-            @pl.when(arrival.slot(piece + self.copiers) != slot)
-            def _last_of_its_part() -> None:
-                plgpu.wait_smem_to_gmem(0)  # landed, not only read
-                self.signals.signal(0, slot)
-
-            # All but the newest pieces have left shared memory: the next may take a place there.
-            plgpu.wait_smem_to_gmem(readers.stages - readers.ahead, wait_read_only=True)
+            plgpu.copy_smem_to_gmem(self.smem(at), self._box(self.target, self._piece(i)))
+            # All but the newest have landed, not only left shared memory: the next takes a place.
+            plgpu.wait_smem_to_gmem(leaving)
+            pl.when(i >= leaving)(lambda: self._raise(i - leaving))
             pl.when(i + readers.ahead < steps)(lambda: self._load(i + readers.ahead))
 
         for i in range(readers.ahead):
             pl.when(i < steps)(functools.partial(self._load, jnp.int32(i)))
         lax.fori_loop(jnp.int32(0), steps, step, None)
+        plgpu.wait_smem_to_gmem(0)
+        lax.fori_loop(lax.max(steps - leaving, 0), steps, lambda i, _: self._raise(i), None)
+
+    def _raise(self, i: Any) -> None:
+        """Raises the counter of a part whose last piece of this warpgroup has landed."""
+        piece = self._piece(i)
+        slot = self.arrival.slot(piece)
+        following = self.arrival.slot(piece + self.copiers)
+        pl.when(following != slot)(lambda: self.signals.signal(0, slot))
 
     def _load(self, i: Any) -> None:
+        piece = self._piece(i)
+        if self.readers.in_step:
+            slot = self.arrival.slot(piece)
+            before = self.arrival.slot(piece - self.copiers)
+            raised = self.arrival.raised(self.copiers)
+            first = (slot >= self.window) & (before != slot)
+            pl.when(first)(lambda: self.signals.wait(slot - self.window, raised))
         at = lax.rem(i, jnp.int32(self.readers.stages))
-        source = self._box(self.source, self._piece(i))
-        plgpu.copy_gmem_to_smem(source, self.smem(at), self.loaded(at))
+        plgpu.copy_gmem_to_smem(self._box(self.source, piece), self.smem(at), self.loaded(at))
 
     def _piece(self, i: Any) -> Any:
         return self.number + i * self.copiers
@@ -316,7 +344,7 @@ def matmul(
     if reason is not None:
         raise UnsupportedError(f"stream_matmul: tma_dedicated: {reason}")
     workers = config.workers(m, n, limits.sms)
-    wanted = min(readers.ctas * warpgroups, arrival.of_part)  # so many raise a part's counter
+    copiers = readers.ctas * warpgroups
     steps = arrival.part // config.tile_k
 
     def kernel(x_ref: Any, w_ref: Any, table_ref: Any, y_ref: Any, arrived_ref: Any) -> None:
@@ -335,7 +363,7 @@ def matmul(
 
             @pl.when(within == 0)
             def _first_of_its_part() -> None:
-                signals.wait(chunk * arrival.parts + part, wanted)
+                signals.wait(chunk * arrival.parts + part, arrival.raised(copiers))
 
         @pl.when(cta >= readers.ctas)
         def _compute() -> None:

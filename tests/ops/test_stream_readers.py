@@ -80,9 +80,10 @@ def test_values(side: str) -> None:
     [
         (Readers(ctas=1, parts=1, stages=3, ahead=2), 2),
         (Readers(ctas=1, parts=2, stages=4, ahead=3, snake=True, rows=16, row_bytes=512), 1),
-        (Readers(ctas=2, parts=4, stages=2, ahead=1, snake=True), 2),
+        (Readers(ctas=2, parts=4, stages=2, ahead=1, snake=True, in_step=False), 2),
+        (Readers(ctas=2, parts=4, stages=5, ahead=2), 1),
     ],
-    ids=["no parts", "wide pieces", "snake"],
+    ids=["no parts", "wide pieces", "snake", "two leave"],
 )
 def test_values_of_other_readers(readers: Readers, bands: int) -> None:
     assert product("x", readers, bands=bands) < 1e-6
