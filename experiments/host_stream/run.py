@@ -201,14 +201,8 @@ def variants(shape: Sequence[int], tiny: bool) -> Todo:
         by = functools.partial(op.stream_matmul, backend="tma_dedicated", readers=READ[way][0])
         todo[f"stream w, {way}"] = functools.partial(by, w_transposed=True), (0, 4), True
         todo[f"stream w [K, N], {way}"] = by, (0, 5), True
-    for way in (
-        "4 readers",
-        "2 readers",
-        "8 readers",
-        "4 readers, wide pieces",
-        "4 readers, apart",
-    ):
-        todo[f"copy x, {way}"] = functools.partial(_read_in, readers=READ[way][0]), (2,), False
+    for way, readers in READ_ALONE.items():
+        todo[f"copy x, {way}"] = functools.partial(_read_in, readers=readers), (2,), False
     todo["copy w, 4 readers"] = functools.partial(_read_in, readers=Readers()), (4,), False
     for way in ("4 readers", "4 readers, snake"):
         ordered = functools.partial(_ordered, bounds=taken(shape), snake=READ[way][0].snake)
@@ -248,7 +242,7 @@ def _copy_in(bounds: Sequence[int]) -> Callable[[jax.Array], jax.Array]:
 def _read_in(x: jax.Array, *, readers: Readers) -> jax.Array:
     """The streamed operand's copy by the CTAs that read it, and nothing beside them."""
     shape = (x.shape[0], x.shape[1])
-    arrival = Arrival.of(readers, CONFIG, shape, 2, side=0, axis=0, bands=1)
+    arrival = Arrival.of(readers, CONFIG, shape, 2, side=0, axis=0, bands=2)
     warpgroups = CONFIG.warpgroups + 1
 
     def kernel(source: Any, target: Any) -> None:
