@@ -55,7 +55,7 @@ READ: dict[str, tuple[Readers, int | None]] = {
 READ_ALONE = {
     **{way: READ[way][0] for way in ("4 readers", "2 readers", "8 readers", "4 readers, apart")},
     "4 readers, wide pieces": READ["4 readers, wide pieces"][0],
-    "4 readers, low pieces": Readers(rows=4, row_bytes=512, stages=24, ahead=20),
+    "4 readers, low pieces": Readers(rows=4, row_bytes=512, stages=10, ahead=8),
     "4 readers, large pieces": Readers(rows=32, row_bytes=512, stages=4, ahead=3),
 }
 CALLS, SETS = 20, 2

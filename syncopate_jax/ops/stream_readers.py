@@ -37,6 +37,7 @@ from syncopate_jax.pallas_kernels.tile_loop_mosaic_gpu import ScheduledOrder, Ti
 
 COPIED_ELEMENTS = 256  # the most the copy unit copies along a dimension
 COPY_BYTES = 16  # its unit of length
+MOST_BARRIERS = 32  # that Mosaic GPU has in one array of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +342,11 @@ def matmul(
     held = warpgroups * readers.stages * math.prod(arrival.piece) * x.dtype.itemsize
     if held > limits.shared_memory:
         reason = f"readers hold {held} bytes of {limits.shared_memory}; take fewer stages"
+    if warpgroups * readers.stages > MOST_BARRIERS:
+        reason = (
+            f"{warpgroups} warpgroups with {readers.stages} stages each have more than "
+            f"{MOST_BARRIERS} barriers; take fewer stages, of larger pieces"
+        )
     if reason is not None:
         raise UnsupportedError(f"stream_matmul: tma_dedicated: {reason}")
     workers = config.workers(m, n, limits.sms)

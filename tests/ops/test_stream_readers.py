@@ -173,7 +173,16 @@ def test_what_readers_do_not_serve_is_refused() -> None:
     narrow = on_host(normal((128, 252), 0)), normal((252, 256), 1)
     for arrays, given, message in (
         ((x, w), {"num_sms": 4}, "tma_dedicated: 4 of 4 multiprocessors read; none is left"),
-        ((x, w), {"readers": Readers(stages=16)}, "tma_dedicated: readers hold 393216 bytes of"),
+        (
+            (x, w),
+            {"readers": Readers(stages=10, rows=128)},
+            "tma_dedicated: readers hold 491520 bytes of 232448; take fewer stages",
+        ),
+        (
+            (x, w),
+            {"readers": Readers(stages=11, rows=8)},
+            "tma_dedicated: 3 warpgroups with 11 stages each have more than 32 barriers; take",
+        ),
         ((x, w), {"config": MatmulConfig(cluster_m=2)}, "tma_dedicated: .* clusters of 2 CTAs"),
         (narrow, {}, "tma_dedicated: x has rows of 252 elements of bfloat16"),
     ):
