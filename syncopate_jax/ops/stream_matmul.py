@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -273,18 +274,13 @@ def _product(operands: Sequence[jax.Array], how: _How) -> jax.Array:
     return product.astype(how.out_dtype)
 
 
-def turn(pace: Pace) -> int:
-    """Bands of a turn of the workers, at least one."""
-    return max(min(pace.workers // pace.across, pace.bands), 1)
-
-
 def _by_readers(
     operands: Sequence[jax.Array], how: _How, readers: Readers, pace: Pace, axis: int, sms: int
 ) -> jax.Array:
-    """The product beside CTAs that read the streamed operand; its chunks are as large as a turn."""
+    """The product beside CTAs that read the streamed operand, a turn of tiles' at a time."""
     x, w = operands
     config, side = how.config, how.side
-    chunk = turn(pace) if how.chunks is None else -(-pace.bands // how.chunks)
+    turn = pace.turn if how.chunks is None else Fraction(-(-pace.bands // how.chunks))
     streamed = operands[side]
     arrival = stream_readers.Arrival.of(
         readers,
@@ -293,7 +289,7 @@ def _by_readers(
         streamed.dtype.itemsize,
         side=side,
         axis=axis,
-        bands=chunk,
+        turn=turn,
     )
     tiles = config.tiles(x.shape[0], w.shape[0 if how.w_transposed else 1])
     return stream_readers.matmul(
@@ -302,7 +298,7 @@ def _by_readers(
         side=side,
         arrival=arrival,
         readers=readers,
-        table=tile_table(tiles, pace.taken(chunk, config.group), side),
+        table=tile_table(tiles, pace.taken(arrival.bounds, config.group), side),
         config=config,
         num_sms=sms,
         out_dtype=how.out_dtype,

@@ -9,11 +9,11 @@ chunk is as much as is multiplied at a time: when its last part is there the oth
 
 from __future__ import annotations
 
-import dataclasses
-import functools
+import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from fractions import Fraction
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ class Readers:
     """The CTAs that bring the operand in, and how.
 
     Attributes:
-      ctas: how many. One reads at most 38 GB/s from an H200's host, 2 and more 51.
+      ctas: how many; one alone does not fill the link.
       parts: pieces of K that a chunk comes in, at most; as many as divide a tile's k steps.
       snake: every other chunk comes from its end along K, and is multiplied so: what its tiles read
         first of the other operand is what those before read last, and may still be in the cache.
@@ -89,19 +89,25 @@ class Readers:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """In which order the operand comes in, in elements: chunk by chunk, each part by part.
+    """In which order the operand comes in: chunk by chunk, each part by part.
+
+    Chunk t has the bands of tiles from ceil(t turn) on, to where the next begins: those whose first
+    tile is computed in turn t, if a turn of the workers is ``turn`` bands long.
 
     Attributes:
       shape: of the operand.
-      axis: the dimension that is cut into chunks; the other one is K.
-      chunk, part: of a chunk along the axis, of a part along K.
-      piece: rows and columns that are copied at a time; they divide a part of a chunk.
+      axis: the dimension that is cut into bands; the other one is K.
+      band: elements of a band along the axis.
+      turn: bands, at least 1.
+      part: elements of a part along K.
+      piece: rows and columns that are copied at a time; they divide a part of a band.
       snake: every other chunk's parts come in reverse.
     """
 
     shape: tuple[int, int]
     axis: int
-    chunk: int
+    band: int
+    turn: Fraction
     part: int
     piece: tuple[int, int]
     snake: bool
@@ -116,21 +122,20 @@ class Arrival:
         *,
         side: int,
         axis: int,
-        bands: int,
+        turn: Fraction,
     ) -> Self:
-        """The arrival of operand ``side`` in chunks of ``bands`` bands of tiles."""
+        """The arrival of operand ``side``."""
         steps = -(-shape[1 - axis] // config.tile_k)
         parts = max(n for n in range(1, min(readers.parts, steps) + 1) if steps % n == 0)
-        chunk = bands * (config.tile_m, config.tile_n)[side]
-        part = steps // parts * config.tile_k
-        rows, columns = (chunk, part) if axis == 0 else (part, chunk)
+        band, part = (config.tile_m, config.tile_n)[side], steps // parts * config.tile_k
+        rows, columns = (band, part) if axis == 0 else (part, band)
         width = min(readers.row_bytes // itemsize, COPIED_ELEMENTS)
         piece = math.gcd(rows, readers.rows), math.gcd(columns, width)
-        return cls(shape, axis, chunk, part, piece, readers.snake)
+        return cls(shape, axis, band, max(turn, Fraction(1)), part, piece, readers.snake)
 
     @property
-    def chunks(self) -> int:
-        return -(-self.shape[self.axis] // self.chunk)
+    def bands(self) -> int:
+        return -(-self.shape[self.axis] // self.band)
 
     @property
     def parts(self) -> int:
@@ -138,45 +143,103 @@ class Arrival:
         return -(-self.shape[1 - self.axis] // self.part)
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Pieces of a part of a chunk along its rows and columns."""
-        sizes = (self.chunk, self.part) if self.axis == 0 else (self.part, self.chunk)
-        return sizes[0] // self.piece[0], sizes[1] // self.piece[1]
-
-    @property
-    def of_part(self) -> int:
-        """Pieces of a part of a chunk."""
-        return math.prod(self.grid)
+    def bounds(self) -> list[int]:
+        """Where each chunk starts, in bands, and the end."""
+        chunks = range(self.bands)  # no more than that
+        starts = (math.ceil(chunk * self.turn) for chunk in chunks)
+        return [*(start for start in starts if start < self.bands), self.bands]
 
     @property
     def slots(self) -> int:
         """Parts of all chunks: that many counters."""
-        return self.chunks * self.parts
+        return (len(self.bounds) - 1) * self.parts
 
-    def raised(self, copiers: int) -> int:
-        """How often a counter is raised: once by each of ``copiers`` with pieces of its part."""
-        return min(copiers, self.of_part)
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Pieces of a part of a band along its rows and columns."""
+        rows, columns = (self.band, self.part) if self.axis == 0 else (self.part, self.band)
+        return rows // self.piece[0], columns // self.piece[1]
 
-    def slot(self, piece: Any) -> Any:
-        """The counter of a piece's part."""
-        return lax.div(piece, jnp.int32(self.of_part))
+    @property
+    def of_part(self) -> int:
+        """Pieces of a part of a band."""
+        return math.prod(self.grid)
 
-    def corner(self, piece: Any) -> tuple[Any, Any]:
-        """Row and column of the piece of that number; past the edge the copy unit clips."""
-        slot, within = _divmod(piece, self.of_part)
-        chunk, part = _divmod(slot, self.parts)
+    @property
+    def pieces(self) -> int:
+        """Pieces of all bands."""
+        return self.bands * self.parts * self.of_part
+
+    @property
+    def fewest(self) -> int:
+        """Pieces of a part of a chunk, at least."""
+        return self.of_part * min(hi - lo for lo, hi in itertools.pairwise(self.bounds))
+
+    def chunk(self, band: Any) -> Any:
+        """The chunk of a band."""
+        return lax.div(band * self.turn.denominator, jnp.int32(self.turn.numerator))
+
+    def extent(self, chunk: Any) -> tuple[Any, Any]:
+        """The first band of a chunk, and how many it has."""
+        count, of = self.turn.numerator, jnp.int32(self.turn.denominator)
+        lo, hi = (lax.div(t * count + of - 1, of) for t in (chunk, chunk + 1))
+        return lo, lax.min(hi, jnp.int32(self.bands)) - lo
+
+    def raised(self, chunk: Any, copiers: int) -> Any:
+        """How often a chunk's counters are raised: by each of ``copiers`` with pieces of a part."""
+        if self.fewest >= copiers:
+            return copiers
+        return lax.min(self.extent(chunk)[1] * self.of_part, jnp.int32(copiers))
+
+    def reversed(self, chunk: Any) -> Any:
+        """Whether a chunk comes from the end of K."""
+        return lax.rem(chunk, jnp.int32(2)) == 1
+
+    def place(self, piece: Any) -> Place:
+        """Where the piece of that number is; past the last one, the counter is another than any."""
+        of_band = self.parts * self.of_part
+        chunk = self.chunk(lax.div(piece, jnp.int32(of_band)))
+        first, bands = self.extent(chunk)
+        part, within = self._divmod(piece - first * of_band, bands, self.of_part)
+        columns = self.grid[1]
+        if self.axis == 0:
+            row, column = _divmod(within, columns)
+        else:
+            row, column = self._divmod(within, bands, columns)
+        came = part
         if self.snake:
-            back = lax.rem(chunk, jnp.int32(2)) == 1
-            part = lax.select(back, self.parts - 1 - part, part)
-        row, column = _divmod(within, self.grid[1])
-        starts = [chunk * self.chunk, part * self.part]
+            came = lax.select(self.reversed(chunk), self.parts - 1 - part, part)
+        starts = [first * self.band, came * self.part]
         if self.axis == 1:
             starts.reverse()
-        return starts[0] + row * self.piece[0], starts[1] + column * self.piece[1]
+        return Place(
+            chunk * self.parts + part,
+            starts[0] + row * self.piece[0],
+            starts[1] + column * self.piece[1],
+        )
+
+    def _divmod(self, number: Any, bands: Any, of_band: int) -> tuple[Any, Any]:
+        """Quotient and remainder by what a chunk's bands have; divisors known ahead are cheap."""
+        sizes = sorted({hi - lo for lo, hi in itertools.pairwise(self.bounds)})
+        quotient = lax.div(number, jnp.int32(sizes[0] * of_band))
+        for size in sizes[1:]:
+            other = lax.div(number, jnp.int32(size * of_band))
+            quotient = lax.select(bands == size, other, quotient)
+        return quotient, number - quotient * bands * of_band
 
 
-def _divmod(number: Any, by: int) -> tuple[Any, Any]:
-    return lax.div(number, jnp.int32(by)), lax.rem(number, jnp.int32(by))
+class Place(NamedTuple):
+    """Of a piece, the counter of its part, and its first row and column; they may be past the edge,
+    where the copy unit clips."""
+
+    slot: Any
+    row: Any
+    column: Any
+
+
+def _divmod(number: Any, by: Any) -> tuple[Any, Any]:
+    by = jnp.int32(by)
+    return lax.div(number, by), lax.rem(number, by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,55 +268,70 @@ class Reader:
         More than a warpgroup has pieces of on their way or not yet told of, at most as many pieces
         as stages: it would wait for itself.
         """
-        return -(-(self.readers.stages - 1) * self.copiers // self.arrival.of_part) + 1
+        return -(-(self.readers.stages - 1) * self.copiers // self.arrival.fewest) + 1
 
     def run(self) -> None:
         """Brings all of them in; a part's counter is raised while later ones are on their way."""
         readers = self.readers
         leaving = readers.stages - readers.ahead
-        total = self.arrival.slots * self.arrival.of_part
-        steps = lax.div(total - self.number + self.copiers - 1, jnp.int32(self.copiers))
+        left = self.arrival.pieces - self.number
+        steps = lax.div(lax.max(left + self.copiers - 1, 0), jnp.int32(self.copiers))
 
-        def step(i: jax.Array, _: None) -> None:
+        def step(i: jax.Array, slots: tuple[Any, Any]) -> tuple[Any, Any]:
+            newest, oldest = slots
             at = lax.rem(i, jnp.int32(readers.stages))
             plgpu.barrier_wait(self.loaded(at))
-            plgpu.copy_smem_to_gmem(self.smem(at), self._box(self.target, self._piece(i)))
+            plgpu.copy_smem_to_gmem(self.smem(at), self._box(self.target, self._place(i)))
             # All but the newest have landed, not only left shared memory: the next takes a place.
             plgpu.wait_smem_to_gmem(leaving)
-            pl.when(i >= leaving)(lambda: self._raise(i - leaving))
-            pl.when(i + readers.ahead < steps)(lambda: self._load(i + readers.ahead))
+            oldest = self._tell(i - leaving, oldest, i >= leaving)
+            return self._load(i + readers.ahead, newest, steps), oldest
 
+        first = self._place(jnp.int32(0)).slot
+        newest = first
         for i in range(readers.ahead):
-            pl.when(i < steps)(functools.partial(self._load, jnp.int32(i)))
-        lax.fori_loop(jnp.int32(0), steps, step, None)
+            newest = self._load(jnp.int32(i), newest, steps)
+        _, oldest = lax.fori_loop(jnp.int32(0), steps, step, (newest, first))
         plgpu.wait_smem_to_gmem(0)
-        lax.fori_loop(lax.max(steps - leaving, 0), steps, lambda i, _: self._raise(i), None)
+        lax.fori_loop(lax.max(steps - leaving, 0), steps, self._tell, oldest)
 
-    def _raise(self, i: Any) -> None:
-        """Raises the counter of a part whose last piece of this warpgroup has landed."""
-        piece = self._piece(i)
-        slot = self.arrival.slot(piece)
-        following = self.arrival.slot(piece + self.copiers)
-        pl.when(following != slot)(lambda: self.signals.signal(0, slot))
+    def _tell(self, i: Any, slot: Any, landed: Any = True) -> Any:
+        """Raises the counter of step i's piece, ``slot``, if that was the part's last one here.
 
-    def _load(self, i: Any) -> None:
-        piece = self._piece(i)
-        if self.readers.in_step:
-            slot = self.arrival.slot(piece)
-            before = self.arrival.slot(piece - self.copiers)
-            raised = self.arrival.raised(self.copiers)
-            first = (slot >= self.window) & (before != slot)
-            pl.when(first)(lambda: self.signals.wait(slot - self.window, raised))
-        at = lax.rem(i, jnp.int32(self.readers.stages))
-        plgpu.copy_gmem_to_smem(self._box(self.source, piece), self.smem(at), self.loaded(at))
+        Returns the next step's counter; the same if the piece has not ``landed``.
+        """
+        following = self._place(i + 1).slot
+        pl.when(landed & (following != slot))(lambda: self.signals.signal(0, slot))
+        return lax.select(jnp.bool_(landed), following, slot)
 
-    def _piece(self, i: Any) -> Any:
-        return self.number + i * self.copiers
+    def _load(self, i: Any, newest: Any, steps: Any) -> Any:
+        """Starts to load the piece of step i, if there is one; returns its counter.
 
-    def _box(self, matrix: Any, piece: Any) -> Any:
-        row, column = self.arrival.corner(piece)
+        It comes after the piece of counter ``newest``: before the first of a part, the part that is
+        a window behind must be complete.
+        """
+        place = self._place(i)
+        behind = place.slot - self.window
+        waits = (behind >= 0) & (place.slot != newest) & self.readers.in_step
+
+        @pl.when(i < steps)
+        def _() -> None:
+            @pl.when(waits)
+            def _keep_step() -> None:
+                chunk = lax.div(behind, jnp.int32(self.arrival.parts))
+                self.signals.wait(behind, self.arrival.raised(chunk, self.copiers))
+
+            at = lax.rem(i, jnp.int32(self.readers.stages))
+            plgpu.copy_gmem_to_smem(self._box(self.source, place), self.smem(at), self.loaded(at))
+
+        return place.slot
+
+    def _place(self, i: Any) -> Place:
+        return self.arrival.place(self.number + i * self.copiers)
+
+    def _box(self, matrix: Any, place: Place) -> Any:
         rows, columns = self.arrival.piece
-        return matrix.at[pl.ds(row, rows), pl.ds(column, columns)]
+        return matrix.at[pl.ds(place.row, rows), pl.ds(place.column, columns)]
 
 
 def read(
@@ -325,12 +403,7 @@ def matmul(
             "is left to compute"
         )
     limits = Limits.of(jax.local_devices()[0], sms=num_sms - readers.ctas)
-    bands = arrival.chunk // (config.tile_m, config.tile_n)[side]
-    config = dataclasses.replace(
-        config.fit(limits.shared_memory, x.dtype, out_dtype),
-        k_snake=bands * arrival.snake,
-        minor="n" if side == 0 else "m",
-    )
+    config = config.fit(limits.shared_memory, x.dtype, out_dtype)
     m, n = x.shape[0], w.shape[0 if w_transposed else 1]
     out = jax.ShapeDtypeStruct((m, n), out_dtype)
     reason = matmul_mosaic_gpu.unsupported_reason(
@@ -351,7 +424,8 @@ def matmul(
         raise UnsupportedError(f"stream_matmul: tma_dedicated: {reason}")
     workers = config.workers(m, n, limits.sms)
     copiers = readers.ctas * warpgroups
-    steps = arrival.part // config.tile_k
+    steps_of_part = arrival.part // config.tile_k
+    steps = steps_of_part * arrival.parts
 
     def kernel(x_ref: Any, w_ref: Any, table_ref: Any, y_ref: Any, arrived_ref: Any) -> None:
         counters = pl.get_global(plgpu.SemaphoreType.REGULAR((arrival.slots,)))
@@ -363,18 +437,30 @@ def matmul(
         def _read() -> None:
             read(readers, arrival, signals, refs[side], arrived_ref, warpgroups)
 
+        def chunk_of(tile: Tile) -> Any:
+            return arrival.chunk((tile.m, tile.n)[side])
+
         def before_k_step(tile: Tile, step: Any) -> None:
-            part, within = _divmod(step, steps)
-            chunk = lax.div((tile.m, tile.n)[side], jnp.int32(bands))
+            part, within = _divmod(step, steps_of_part)
 
             @pl.when(within == 0)
             def _first_of_its_part() -> None:
-                signals.wait(chunk * arrival.parts + part, arrival.raised(copiers))
+                chunk = chunk_of(tile)
+                signals.wait(chunk * arrival.parts + part, arrival.raised(chunk, copiers))
+
+        def k_block(tile: Tile, step: Any) -> Any:
+            return lax.select(arrival.reversed(chunk_of(tile)), steps - 1 - step, step)
 
         @pl.when(cta >= readers.ctas)
         def _compute() -> None:
             order = ScheduledOrder(table_ref, len(table))
-            loop = TileLoop(order, cta - readers.ctas, workers, before_k_step=before_k_step)
+            loop = TileLoop(
+                order,
+                cta - readers.ctas,
+                workers,
+                before_k_step=before_k_step,
+                k_block=k_block if arrival.snake else None,
+            )
             found = [*refs]
             found[side] = arrived_ref
             operands = Operands(found[0], found[1], y_ref, w_transposed=w_transposed)

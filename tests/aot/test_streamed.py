@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -38,8 +39,9 @@ def test_within_budget_and_read_in_place(
     shapes = [(M, K), (N, K) if transposed else (K, N)]
     arguments = [jax.ShapeDtypeStruct(s, jnp.bfloat16, sharding=whole) for s in shapes]
     axis = int(side == 1 and not transposed)
-    arrival = Arrival.of(readers, CONFIG, shapes[side], 2, side=side, axis=axis, bands=2)
     tiles = CONFIG.tiles(M, N)
+    turn = Fraction(128, tiles[1 - side])
+    arrival = Arrival.of(readers, CONFIG, shapes[side], 2, side=side, axis=axis, turn=turn)
 
     def product(x: Any, w: Any) -> Any:
         operands = [x, w]
@@ -49,7 +51,7 @@ def test_within_budget_and_read_in_place(
             side=side,
             arrival=arrival,
             readers=readers,
-            table=tile_table(tiles, [*range(0, tiles[side], 2), tiles[side]], side),
+            table=tile_table(tiles, arrival.bounds, side),
             config=CONFIG,
             num_sms=132,
             out_dtype=jnp.bfloat16,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from tests.ops.test_stream_matmul import normal, on_host
 CONFIG = MatmulConfig(tile_n=128, stages=2)
 READERS = Readers(ctas=1, parts=4, stages=3, ahead=2)
 UNSEEN = r"a copy to shared memory by .*load_blocks.* is unordered with a copy to GMEM by .*Reader"
+ONE = Fraction(1)
 SIDES = {"x": (0, False), "w": (1, False), "w transposed": (1, True)}
 
 
@@ -34,7 +36,7 @@ def product(
     side: str,
     readers: Readers = READERS,
     mkn: tuple[int, int, int] = (328, 256, 272),
-    bands: int = 1,
+    turn: Fraction = ONE,
 ) -> float:
     """The relative error of an interpreted product; raises what the interpreter finds."""
     streamed, transposed = SIDES[side]
@@ -45,7 +47,7 @@ def product(
     axis = int(side == "w")
     operand = (x, w)[streamed]
     arrival = Arrival.of(
-        readers, CONFIG, operand.shape, 2, side=streamed, axis=axis, bands=bands
+        readers, CONFIG, operand.shape, 2, side=streamed, axis=axis, turn=turn
     )  # fmt: skip
     count = -(-(m, n)[streamed] // 128)
 
@@ -76,17 +78,17 @@ def test_values(side: str) -> None:
 
 @needs_known_jax
 @pytest.mark.parametrize(
-    ("readers", "bands"),
+    ("readers", "turn"),
     [
-        (Readers(ctas=1, parts=1, stages=3, ahead=2), 2),
-        (Readers(ctas=1, parts=2, stages=4, ahead=3, snake=True, rows=16, row_bytes=512), 1),
-        (Readers(ctas=2, parts=4, stages=2, ahead=1, snake=True, in_step=False), 2),
-        (Readers(ctas=2, parts=4, stages=5, ahead=2), 1),
+        (Readers(ctas=1, parts=1, stages=3, ahead=2), Fraction(2)),
+        (Readers(ctas=1, parts=2, stages=4, ahead=3, snake=True, rows=16, row_bytes=512), ONE),
+        (Readers(ctas=2, parts=4, stages=2, ahead=1, snake=True, in_step=False), Fraction(3, 2)),
+        (Readers(ctas=2, parts=4, stages=5, ahead=2), ONE),
     ],
     ids=["no parts", "wide pieces", "snake", "two leave"],
 )
-def test_values_of_other_readers(readers: Readers, bands: int) -> None:
-    assert product("x", readers, bands=bands) < 1e-6
+def test_values_of_other_readers(readers: Readers, turn: Fraction) -> None:
+    assert product("x", readers, turn=turn) < 1e-6
 
 
 @needs_known_jax
@@ -125,26 +127,40 @@ def test_a_counter_that_is_raised_before_its_pieces_have_landed(
 def test_a_stage_that_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
     wait = plgpu.wait_smem_to_gmem
     monkeypatch.setattr(plgpu, "wait_smem_to_gmem", lambda n, **_: None if n else wait(n))
-    with pytest.raises(RaceFound, match=r"\(Reader\._load\) is unordered with a copy to GMEM by"):
+    with pytest.raises(RaceFound, match=r"\(Reader\._load.*\) is unordered with a copy to GMEM by"):
         product("x", dataclasses.replace(READERS, parts=1))
 
 
-@pytest.mark.parametrize("snake", [False, True])
-@pytest.mark.parametrize("axis", [0, 1])
-def test_an_arrival_has_every_piece_in_its_part(axis: int, snake: bool) -> None:
-    shape = (300, 512) if axis == 0 else (512, 300)
+@pytest.mark.parametrize(
+    ("turn", "sizes"), [(1, [1] * 5), (2, [2, 2, 1]), (Fraction(3, 2), [2, 1, 2]), (9, [5])]
+)
+@pytest.mark.parametrize(("axis", "snake"), [(0, False), (1, False), (0, True)])
+def test_an_arrival_has_every_piece_in_its_part(
+    axis: int, snake: bool, turn: Fraction, sizes: list[int]
+) -> None:
+    shape = (600, 512) if axis == 0 else (512, 600)
     readers = Readers(parts=3, snake=snake)  # of 8 k steps: 2 parts
-    arrival = Arrival.of(readers, CONFIG, shape, 2, side=axis, axis=axis, bands=1)
-    assert (arrival.chunks, arrival.parts, arrival.slots) == (3, 2, 6)
-    assert (arrival.piece, arrival.of_part) == ((64, 64), 8)
-    pieces = jnp.arange(arrival.slots * arrival.of_part, dtype=jnp.int32)
-    rows, columns = jax.vmap(arrival.corner)(pieces)
-    at = np.stack([rows, columns])
-    assert len(set(map(tuple, at.T))) == len(pieces)
-    chunk, part = at[axis] // 128, at[1 - axis] // 256
+    arrival = Arrival.of(readers, CONFIG, shape, 2, side=axis, axis=axis, turn=Fraction(turn))
+    chunks = len(sizes)
+    assert np.diff(arrival.bounds).tolist() == sizes
+    assert (arrival.parts, arrival.slots, arrival.fewest) == (2, 2 * chunks, 8 * min(sizes))
+    assert (arrival.piece, arrival.of_part, arrival.pieces) == ((64, 64), 8, 5 * 2 * 8)
+    numbers = jnp.arange(arrival.pieces + 200, dtype=jnp.int32)
+    slot, row, column = map(np.asarray, jax.vmap(arrival.place)(numbers))
+    slot, after = np.split(slot, [arrival.pieces])
+    assert (np.diff(slot) >= 0).all()
+    assert after.min() > slot[-1]
+    at = np.stack([row, column])[:, : arrival.pieces]
+    assert len(set(map(tuple, at.T))) == arrival.pieces
+    band, part = at[axis] // 128, at[1 - axis] // 256
+    chunk = np.searchsorted(arrival.bounds, band, side="right") - 1
     if snake:
         part = np.where(chunk % 2, 1 - part, part)
-    np.testing.assert_array_equal(chunk * 2 + part, jax.vmap(arrival.slot)(pieces))
+    np.testing.assert_array_equal(slot, chunk * 2 + part)
+    np.testing.assert_array_equal(chunk, jax.vmap(arrival.chunk)(jnp.asarray(band, jnp.int32)))
+    for one in range(chunks):
+        times = min((slot == 2 * one).sum(), 20)
+        assert arrival.raised(jnp.int32(one), 20) == times
 
 
 def test_readers_that_cannot_be_are_refused() -> None:
