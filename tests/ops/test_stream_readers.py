@@ -19,9 +19,10 @@ from syncopate_jax.backends.gpu_signals import Signals
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ops import stream_readers
 from syncopate_jax.ops.stream_matmul import stream_matmul, tile_table
-from syncopate_jax.ops.stream_readers import Arrival, Readers
+from syncopate_jax.ops.stream_readers import Arrival, Reader, Readers
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 from tests.mosaic_interpreter.run import RaceFound, run_checked
+from tests.mosaic_interpreter.turns import DeadlockFound
 from tests.mosaic_interpreter.versions import needs_known_jax
 from tests.ops.test_stream_matmul import normal, on_host
 
@@ -129,6 +130,13 @@ def test_a_stage_that_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plgpu, "wait_smem_to_gmem", lambda n, **_: None if n else wait(n))
     with pytest.raises(RaceFound, match=r"\(Reader\._load.*\) is unordered with a copy to GMEM by"):
         product("x", dataclasses.replace(READERS, parts=1))
+
+
+@needs_known_jax
+def test_a_reader_that_waits_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reader, "window", 1)
+    with pytest.raises(DeadlockFound, match="counter .* to reach 2, it is .: wait"):
+        product("x")
 
 
 @pytest.mark.parametrize(
