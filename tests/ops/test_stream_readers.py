@@ -135,7 +135,7 @@ def test_a_stage_that_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_known_jax
 def test_a_reader_that_waits_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reader, "window", 1)
-    with pytest.raises(DeadlockFound, match="counter .* to reach 2, it is .: wait"):
+    with pytest.raises(DeadlockFound, match=r"counter .* to reach 2, it is .: wait"):
         product("x")
 
 
