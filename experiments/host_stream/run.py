@@ -1,7 +1,7 @@
 """Host streaming: a matrix product beside the copy of its operand from pinned host memory.
 
 Checks values first, then times, in one run: the streamed product, its copy alone, its kernel alone,
-and one after the other, ours and XLA's; in equal chunks, and in those that the rates ask for. Needs
+and one after the other, ours and XLA's; brought in by the copy engine or by CTAs that read. Needs
 one Hopper GPU. A line of JSON a variant; ``--out`` writes them to a file::
 
   python -m experiments.host_stream.run --pause 0.02 --out experiments/results/host_stream.json
@@ -16,23 +16,50 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from experiments.common import lowering, processes, results
+from syncopate_jax.backends.gpu_signals import Signals
 from syncopate_jax.native import copies
 from syncopate_jax.ops import stream_matmul as op
+from syncopate_jax.ops import stream_readers
 from syncopate_jax.ops.stream_chunks import Pace, Rates, chunk_bounds
+from syncopate_jax.ops.stream_readers import Arrival, Readers
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_kernel import CTA_AXIS, WARPGROUP_AXIS
+from syncopate_jax.runtime import custom_call
 
 SHAPE, TINY = (8192, 4096, 14336), (512, 128, 256)  # M, K, N
 CONFIG = MatmulConfig()
 WAYS: dict[str, int | None] = {"16 chunks": 16, "paced": None}  # None: sized by the rates
+READ: dict[str, tuple[Readers, int | None]] = {
+    "4 readers": (Readers(), None),
+    "2 readers": (Readers(ctas=2), None),
+    "8 readers": (Readers(ctas=8), None),
+    "4 readers, no parts": (Readers(parts=1), None),
+    "4 readers, 16 parts": (Readers(parts=16), None),
+    "4 readers, snake": (Readers(snake=True), None),
+    "4 readers, wide pieces": (Readers(rows=16, row_bytes=512), None),
+    "4 readers, apart": (Readers(in_step=False), None),
+    "4 readers, 16 chunks": (Readers(), 16),
+    "4 readers, 64 chunks": (Readers(), 64),
+}
+READ_ALONE = {
+    **{way: READ[way][0] for way in ("4 readers", "2 readers", "8 readers", "4 readers, apart")},
+    "4 readers, wide pieces": READ["4 readers, wide pieces"][0],
+    "4 readers, low pieces": Readers(rows=4, row_bytes=512, stages=10, ahead=8),
+    "4 readers, large pieces": Readers(rows=32, row_bytes=512, stages=4, ahead=3),
+}
+TURN = Fraction(16, 7)  # bands of x that keep 128 workers busy: 56 tiles are across
 CALLS, SETS = 20, 2
 WORST = 5e-3  # relative error that bf16 operands and results explain
 Times = dict[str, list[float]]
@@ -56,7 +83,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     for i in range(1 if args.lower else SETS):
         x, w = random((m, k), 2 * i), random((k, n), 2 * i + 1)
         wt = jnp.asarray(w.T)
-        sets.append((x, w, jax.device_put(x, host), wt, jax.device_put(wt, host)))
+        hosted = [jax.device_put(a, host) for a in (x, wt, w)]
+        sets.append((x, w, hosted[0], wt, *hosted[1:]))
     jax.block_until_ready(sets)
     todo = variants((m, k, n), args.tiny)
     if args.lower:
@@ -66,7 +94,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     sides = build(todo, sets[0])
     worst = check(sides, sets)
     processes.emit({"worst_relative_error": worst, "variants": len(sides)})
-    looped = check_loop(sets)
+    looped = max(check_loop(sets, backend) for backend in op.BACKENDS)
     processes.emit({"worst_relative_error": looped, "inside": "lax.scan"})
     if args.check_only:
         return {}
@@ -129,6 +157,16 @@ def bounds_of(shape: Sequence[int], way: str) -> list[int]:
     return Pace.of(Rates(), tiles, tile, side=0, depth=k, itemsize=2, sms=_cores()).bounds()
 
 
+def taken(shape: Sequence[int]) -> list[int]:
+    """The bands of x that are multiplied together where CTAs read it: where each run starts."""
+    m, k, n = shape
+    tiles, tile = CONFIG.tiles(m, n), (CONFIG.tile_m, CONFIG.tile_n)
+    sms = max(_cores() - Readers().ctas, 1)
+    pace = Pace.of(op.READ, tiles, tile, side=0, depth=k, itemsize=2, sms=sms)
+    arrival = Arrival.of(Readers(), CONFIG, (m, k), 2, side=0, axis=0, turn=pace.turn)
+    return pace.taken(arrival.bounds, CONFIG.group)
+
+
 def variants(shape: Sequence[int], tiny: bool) -> Todo:
     """Every variant by name: its function, which of the set it takes, and whether it multiplies."""
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="device")
@@ -143,6 +181,9 @@ def variants(shape: Sequence[int], tiny: bool) -> Todo:
         stream = functools.partial(op.stream_matmul, chunks=chunks)
         todo[f"stream x, {way}"] = stream, (2, 1), True
         todo[f"copy x, {way}"] = _copy_in(bounds_of(shape, way)), (2,), False
+    for way, (readers, chunks) in READ.items():
+        by = functools.partial(op.stream_matmul, backend="tma_dedicated", readers=readers)
+        todo[f"stream x, {way}"] = functools.partial(by, chunks=chunks), (2, 1), True
     if tiny:  # our kernels run on a GPU alone; the streamed product has another form on the CPU
         return todo
 
@@ -151,12 +192,23 @@ def variants(shape: Sequence[int], tiny: bool) -> Todo:
 
     todo["gemm"] = gemm, (0, 1), True
     todo["copy x then gemm"] = lambda x, w: gemm(one(x), w), (2, 1), True
+    todo["copy w XLA"] = lambda w: jax.device_put(w, device), (4,), False
     todo["copy w, one chunk"] = _copy_in([0, shape[2] // CONFIG.tile_m]), (4,), False
     for way, chunks in WAYS.items():
         ordered = functools.partial(_ordered, bounds=bounds_of(shape, way))
         todo[f"gemm in the order of {way}"] = ordered, (0, 1), True
         stream = functools.partial(op.stream_matmul, w_transposed=True, chunks=chunks)
         todo[f"stream w, {way}"] = stream, (0, 4), True
+    todo["stream w [K, N], paced"] = op.stream_matmul, (0, 5), True
+    for way in ("4 readers", "4 readers, no parts"):
+        by = functools.partial(op.stream_matmul, backend="tma_dedicated", readers=READ[way][0])
+        todo[f"stream w, {way}"] = functools.partial(by, w_transposed=True), (0, 4), True
+        todo[f"stream w [K, N], {way}"] = by, (0, 5), True
+    for way, readers in READ_ALONE.items():
+        todo[f"copy x, {way}"] = functools.partial(_read_in, readers=readers), (2,), False
+    todo["copy w, 4 readers"] = functools.partial(_read_in, readers=Readers()), (4,), False
+    ordered = functools.partial(_ordered, bounds=taken(shape))
+    todo["gemm in the order of 4 readers"] = ordered, (0, 1), True
     return todo
 
 
@@ -187,6 +239,29 @@ def _copy_in(bounds: Sequence[int]) -> Callable[[jax.Array], jax.Array]:
         return copies.join(out, raised, [])
 
     return copy
+
+
+def _read_in(x: jax.Array, *, readers: Readers) -> jax.Array:
+    """The streamed operand's copy by the CTAs that read it, and nothing beside them."""
+    shape = (x.shape[0], x.shape[1])
+    arrival = Arrival.of(readers, CONFIG, shape, 2, side=0, axis=0, turn=TURN)
+    warpgroups = CONFIG.warpgroups + 1
+
+    def kernel(source: Any, target: Any) -> None:
+        counters = pl.get_global(plgpu.SemaphoreType.REGULAR((arrival.slots,)))
+        signals = Signals(counters, arrival.slots, 0, False, None)
+        stream_readers.read(readers, arrival, signals, source, target, warpgroups)
+
+    out: jax.Array = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct(shape, x.dtype),
+        grid=(readers.ctas,),
+        grid_names=(CTA_AXIS,),
+        num_threads=warpgroups,
+        thread_name=WARPGROUP_AXIS,
+        compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
+    )(custom_call.in_place(x))
+    return out
 
 
 def _ordered(x: jax.Array, w: jax.Array, *, bounds: Sequence[int]) -> jax.Array:
@@ -220,7 +295,7 @@ def check(sides: dict[str, Side], sets: Sequence[Sequence[jax.Array]]) -> float:
         for at, arrays in enumerate((*sets, *sets)):
             got = side.run(*(arrays[i] for i in side.takes))
             product, x, w = wanted[at % len(sets)]
-            copied = x if side.takes[0] == 2 else w.T
+            copied = x if side.takes[0] == 2 else w.T  # of those that do not multiply
             error = float(_error(got, product if side.product else copied.astype(jnp.float32)))
             if not error < (WORST if side.product else 1e-12):
                 raise SystemExit(f"{name}: relative error {error} on input set {at}")
@@ -229,14 +304,15 @@ def check(sides: dict[str, Side], sets: Sequence[Sequence[jax.Array]]) -> float:
     return worst
 
 
-def check_loop(sets: Sequence[Sequence[jax.Array]]) -> float:
+def check_loop(sets: Sequence[Sequence[jax.Array]], backend: str) -> float:
     """The operator inside ``lax.scan``, where one call site runs several times."""
     x_host, w = sets[0][2], sets[0][1]
 
     @jax.jit
     def loop(x_host: jax.Array, w: jax.Array, scales: jax.Array) -> jax.Array:
         def body(total: jax.Array, scale: jax.Array) -> tuple[jax.Array, None]:
-            return total + op.stream_matmul(x_host, w * scale).astype(jnp.float32), None
+            y = op.stream_matmul(x_host, w * scale, backend=backend)
+            return total + y.astype(jnp.float32), None
 
         zero = jnp.zeros((x_host.shape[0], w.shape[1]), jnp.float32)
         return jax.lax.scan(body, zero, scales)[0]
@@ -244,7 +320,7 @@ def check_loop(sets: Sequence[Sequence[jax.Array]]) -> float:
     got = loop(x_host, w, jnp.array([1, 2, -1, 4], jnp.bfloat16))
     error = float(_error(got, 6 * _reference(sets[0][0], w)))
     if not error < WORST:
-        raise SystemExit(f"in a loop: relative error {error}")
+        raise SystemExit(f"{backend} in a loop: relative error {error}")
     return error
 
 
@@ -276,21 +352,26 @@ def measure(
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The best streamed product against its bound, and against copy-then-product."""
+    """Every streamed product against its bound; the best one against copy-then-product."""
     medians = {row["variant"]: row["median_us"] for row in rows if "variant" in row}
     alone = {n: t for n, t in medians.items() if "in the order" not in n}
     then = {n: t for n, t in alone.items() if "then" in n}
     first = {n: t for n, t in alone.items() if n not in then}
     best: dict[str, tuple[float, str]] = {}
-    for kind in ("stream x", "copy x", "gemm", "copy x then gemm"):
+    for kind in ("stream x", "copy x", "copy w", "gemm", "copy x then gemm"):
         found = [(t, n) for n, t in (then if "then" in kind else first).items() if kind in n]
         if not found:
             return {}
         best[kind] = min(found)
-    stream, bound = best["stream x"][0], max(best["copy x"][0], best["gemm"][0])
+    gemm, stream = best["gemm"][0], best["stream x"][0]
     return {
         "best": {kind: name for kind, (_, name) in best.items()},
-        "stream_over_max_of_copy_and_gemm": round(stream / bound, 4),
+        "over_max_of_copy_and_gemm": {
+            name: round(t / max(best[f"copy {operand}"][0], gemm), 4)
+            for operand in "xw"
+            for name, t in first.items()
+            if name.startswith(f"stream {operand}")
+        },
         "copy_then_gemm_over_stream": round(best["copy x then gemm"][0] / stream, 4),
         "copy_then_gemm_xla_over_stream": round(medians["copy x then gemm XLA"] / stream, 4),
     }

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Self
 
 from syncopate_jax.errors import InputError
@@ -119,6 +120,32 @@ class Pace:
         found = [self._for(least * STEP**step) for step in range(steps + 1)]
         soon = min(map(self.end, found)) * STEP
         return min((b for b in found if self.end(b) <= soon), key=lambda b: (len(b), self.end(b)))
+
+    @property
+    def turn(self) -> Fraction:
+        """Bands whose tiles keep all workers busy once."""
+        return Fraction(self.workers, self.across)
+
+    def taken(self, chunks: Sequence[int], most: int) -> list[int]:
+        """Where each run of bands that is multiplied together starts, and the end.
+
+        A run is what has come in by the time the workers get to it, in whole chunks: one chunk
+        where the copy takes longer than the product, ever more where the product does.
+
+        Args:
+          chunks: where each chunk that comes in starts, in bands, and the end.
+          most: bands of a run of several chunks, at most; as many as fit in the cache.
+        """
+        bounds, free = [0], 0.0
+        for at, (lo, hi) in enumerate(itertools.pairwise(chunks)):
+            if lo < bounds[-1]:
+                continue
+            there = [end for end in chunks[at + 2 :] if end <= min(free / self.band, lo + most)]
+            hi = max([hi, *there])
+            spent = (hi - lo) * self.across / self.workers * self.tile
+            free = max(free + spent, hi * self.band)
+            bounds.append(hi)
+        return bounds
 
     def end(self, bounds: Sequence[int]) -> float:
         """Seconds from the start of the first copy until the last tile is done."""

@@ -1,9 +1,10 @@
 """Operator: a matrix product one of whose operands is streamed from host memory as it is needed.
 
-The copy engine brings the operand in by chunks of rows (of ``x``) or columns (of ``w``); the kernel
-of the same call computes the tiles of a chunk once its flag is up, in the order of the chunks. The
-operand never waits in device memory as a whole before the product begins, as it does with weight or
-activation offloading by ``jax.device_put``.
+The operand comes in by chunks of rows (of ``x``) or columns (of ``w``), brought by the copy engine
+or by CTAs of the launch that only communicate; the kernel computes the tiles of a chunk once its
+flag is up, or each part of its tiles, in the order of the chunks. The operand never waits in device
+memory as a whole before the product begins, as it does with weight or activation offloading by
+``jax.device_put``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -24,13 +26,17 @@ from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.arguments import integer
 from syncopate_jax.kernel.tiles import fewest_workers
 from syncopate_jax.native import build, copies
+from syncopate_jax.ops import stream_readers
 from syncopate_jax.ops.operands import check_arrays, result_dtype
 from syncopate_jax.ops.stream_chunks import Pace, Rates, chunk_bounds
+from syncopate_jax.ops.stream_readers import Readers
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 from syncopate_jax.runtime import custom_call, device
 
 NAME = "stream_matmul"
+BACKENDS = ("copy_engine", "tma_dedicated")
+READ = Rates(link=50.9e9, gap=0.0)  # the link, read by 2 to 8 CTAs of an H200 in boxes of 8 KB
 
 
 def stream_matmul(
@@ -44,8 +50,10 @@ def stream_matmul(
     num_sms: int | None = None,
     target: str = "mosaic_gpu",
     rates: Rates | None = None,
+    backend: str = "copy_engine",
+    readers: Readers | None = None,
 ) -> jax.Array:
-    """``x @ w`` where ``x`` or ``w`` lives in pinned host memory (paper section 5.2, copy engine).
+    """``x @ w`` where ``x`` or ``w`` lives in pinned host memory (paper section 5.2).
 
     Put the operand there with ``jax.device_put(x, jax.sharding.SingleDeviceSharding(device,
     memory_kind="pinned_host"))``; it may be an argument of the surrounding ``jax.jit``.
@@ -53,8 +61,8 @@ def stream_matmul(
     Args:
       x: [M, K]; chunks are bands of rows where it is the one in host memory.
       w: [K, N], or [N, K] if ``w_transposed``; chunks are bands along N where it is. A weight that
-        is streamed should be [N, K]: bands of it lie together, those of [K, N] are copied row by
-        row at a fraction of the speed.
+        the copy engine streams should be [N, K]: bands of it lie together, those of [K, N] are
+        copied row by row at a fraction of the speed.
       chunks: equal pieces the operand comes in, at most one a row (or column) of tiles; None: as
         many, and as large, as follows from ``rates``. More of them begin and end sooner, fewer
         reuse the other operand better.
@@ -64,6 +72,9 @@ def stream_matmul(
       target: what the kernel is written in, ``mosaic_gpu`` or ``triton``; the latter takes no
         transposed weight.
       rates: how fast the operand comes in and is multiplied; default those of an H200.
+      backend: what brings the operand in: ``copy_engine``, or ``tma_dedicated``: CTAs of the launch
+        that only communicate, for target ``mosaic_gpu``.
+      readers: those CTAs; default ``Readers()``.
 
     Returns:
       [M, N] in device memory.
@@ -72,20 +83,33 @@ def stream_matmul(
       InputError: shapes, dtypes or ``chunks`` do not fit, or not exactly one operand lives in
         host memory.
       UnsupportedError: no C++ compiler for the copy engine's handlers, or no Triton; says what to
-        install.
+        install. Or the kernel cannot compute this product; says why.
     """
+    if backend not in BACKENDS:
+        raise InputError(f"{NAME}: backend needs one of {', '.join(BACKENDS)}, found {backend!r}")
     if target == "triton" and (reason := triton_call.missing()):
         raise UnsupportedError(f"{NAME}: {reason}")
     side = _check(x, w, w_transposed)
-    if reason := build.missing():
+    if backend == "copy_engine" and (reason := build.missing()):
         raise UnsupportedError(f"{NAME}: {reason}")
+    if not isinstance(readers, Readers | None):
+        raise InputError(f"{NAME}: readers needs Readers or None, found {readers!r}")
+    if readers is not None and backend != "tma_dedicated":
+        raise InputError(f"{NAME}: readers are of backend 'tma_dedicated', found {backend!r}")
     out = result_dtype(NAME, preferred_element_type, x, w)
     chunks = None if chunks is None else integer(NAME, "chunks", chunks, 1)
     if not isinstance(rates, Rates | None):
         raise InputError(f"{NAME}: rates needs Rates or None, found {rates!r}")
     num_sms = None if num_sms is None else integer(NAME, "num_sms", num_sms, 1)
     config = _config(target, config, x.dtype, out)
-    how = _How(side, w_transposed, chunks, rates or Rates(), out, config, num_sms, target)
+    by = (readers or Readers()) if backend == "tma_dedicated" else None
+    rates = rates or (Rates() if by is None else READ)
+    how = _How(side, w_transposed, chunks, rates, out, config, num_sms, target, by)
+    if target == "triton" and by is not None:
+        raise UnsupportedError(
+            f"{NAME}: the Triton kernel has no CTAs that read; use target 'mosaic_gpu' or backend "
+            "'copy_engine'"
+        )
     if target == "triton" and w_transposed:
         raise UnsupportedError(
             f"{NAME}: the Triton kernel takes w as [K, N]; use target 'mosaic_gpu'"
@@ -124,7 +148,10 @@ def _config(target: str, asked: Any, dtype: jnp.dtype, out_dtype: jnp.dtype) -> 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _How:
-    """What a call does: which operand is streamed (0 or 1), and the arguments."""
+    """What a call does: which operand is streamed (0 or 1), and the arguments.
+
+    ``readers`` bring it in; None: the copy engine does.
+    """
 
     side: int
     w_transposed: bool
@@ -134,6 +161,7 @@ class _How:
     config: Any
     num_sms: int | None
     target: str
+    readers: Readers | None
 
 
 def _check(x: jax.Array, w: jax.Array, w_transposed: bool) -> int:
@@ -194,47 +222,88 @@ def _emit(x: jax.Array, w: jax.Array, *, platform: str, how: _How) -> list[jax.A
     config, side = how.config, how.side
     streamed, axis = (x, w)[side], int(side == 1 and not how.w_transposed)
     shape = (x.shape[0], w.shape[0 if how.w_transposed else 1])
-    tiles = config.tiles(*shape)
+    tiles, sms = config.tiles(*shape), how.num_sms or _multiprocessors()
     if how.target == "triton":
         tile, cluster = (config.block_m, config.block_n), 1
     else:
         tile = (config.tile_m * config.cluster_m, config.tile_n * config.cluster_n)
         cluster = config.cluster_m * config.cluster_n
-    if how.chunks is None:
-        bounds = Pace.of(
-            how.rates,
-            tiles,
-            tile,
-            side=side,
-            depth=x.shape[1],
-            itemsize=x.dtype.itemsize,
-            sms=how.num_sms or _multiprocessors(),
-            cluster=cluster,
-        ).bounds()
-    else:
-        bounds = chunk_bounds(tiles[side], how.chunks)
+    operands = [x, w]
+    if how.readers is not None and platform == "cpu":
+        operands[side] = jax.device_put(streamed, jax.memory.Space.Device)
+        return [_product(operands, how)]
+    pace = Pace.of(
+        how.rates,
+        tiles,
+        tile,
+        side=side,
+        depth=x.shape[1],
+        itemsize=x.dtype.itemsize,
+        sms=sms if how.readers is None else max(sms - how.readers.ctas, 1),
+        cluster=cluster,
+    )
+    if how.readers is not None:
+        operands[side] = custom_call.in_place(streamed)
+        return [_by_readers(operands, how, how.readers, pace, axis, sms)]
+    bounds = pace.bounds() if how.chunks is None else chunk_bounds(tiles[side], how.chunks)
     call = stream_call(streamed.shape, x.dtype.itemsize, bounds, tile[side], axis)
     device = jax.ShapeDtypeStruct(streamed.shape, streamed.dtype)
     (arriving,), flags = copies.start(call, jnp.zeros(2, jnp.int32), [streamed], [device])
-    operands = [x, w]
     operands[side] = arriving
     if platform == "cpu":
         (operands[side],) = copies.wait(call, flags, jnp.asarray(call.wanted()[0]), [arriving])
-        right = operands[1].T if how.w_transposed else operands[1]
-        product = jnp.dot(operands[0], right, preferred_element_type=jnp.float32)
-        return [product.astype(how.out_dtype)]
+        return [_product(operands, how)]
     if how.target == "triton":
         return _triton(operands, how, tile_table(tiles, bounds, side), flags)
     product = matmul_mosaic_gpu.matmul(
         *operands,
         config=config,
-        num_sms=how.num_sms or _multiprocessors(),
+        num_sms=sms,
         out_dtype=how.out_dtype,
         w_transposed=how.w_transposed,
         table=jnp.asarray(tile_table(tiles, bounds, side)),
         flags=flags,
     )
     return [product]
+
+
+def _product(operands: Sequence[jax.Array], how: _How) -> jax.Array:
+    """The product where there is no kernel, of operands that are there."""
+    right = operands[1].T if how.w_transposed else operands[1]
+    product = jnp.dot(operands[0], right, preferred_element_type=jnp.float32)
+    return product.astype(how.out_dtype)
+
+
+def _by_readers(
+    operands: Sequence[jax.Array], how: _How, readers: Readers, pace: Pace, axis: int, sms: int
+) -> jax.Array:
+    """The product beside CTAs that read the streamed operand, a turn of tiles' at a time."""
+    x, w = operands
+    config, side = how.config, how.side
+    turn = pace.turn if how.chunks is None else Fraction(-(-pace.bands // how.chunks))
+    streamed = operands[side]
+    arrival = stream_readers.Arrival.of(
+        readers,
+        config,
+        (streamed.shape[0], streamed.shape[1]),
+        streamed.dtype.itemsize,
+        side=side,
+        axis=axis,
+        turn=turn,
+    )
+    tiles = config.tiles(x.shape[0], w.shape[0 if how.w_transposed else 1])
+    return stream_readers.matmul(
+        x,
+        w,
+        side=side,
+        arrival=arrival,
+        readers=readers,
+        table=tile_table(tiles, pace.taken(arrival.bounds, config.group), side),
+        config=config,
+        num_sms=sms,
+        out_dtype=how.out_dtype,
+        w_transposed=how.w_transposed,
+    )
 
 
 def _triton(

@@ -138,6 +138,15 @@ def fused_call(
     return tuple(_fused_call_p.bind(*args, call=call))
 
 
+def in_place(x: jax.Array) -> jax.Array:
+    """An array in host memory, for a kernel of ``fused_call`` that reads it by its address there.
+
+    Nothing is moved; ``jax.device_put`` would copy it to the device first.
+    """
+    found: jax.Array = _in_place_p.bind(x)
+    return found
+
+
 def tracks_varying_axes() -> bool:
     """Whether the surrounding ``shard_map`` checks varying axes (``check_vma=True``).
 
@@ -306,6 +315,10 @@ def _refuse_jvp(primals: Any, tangents: Any, *, call: _Call) -> Any:
         "which defines one with jax.custom_vjp (forward-mode derivatives are not available)"
     )
 
+
+_in_place_p = extend_core.Primitive("in_place")
+_in_place_p.def_abstract_eval(lambda x: x.update(memory_space=jax.memory.Space.Device))
+mlir.register_lowering(_in_place_p, lambda ctx, x: [x])
 
 batching.fancy_primitive_batchers[_fused_call_p] = _batch
 ad.primitive_jvps[_fused_call_p] = _refuse_jvp

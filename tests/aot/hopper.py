@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from unittest import mock
 import jax
 from jax._src import xla_bridge
 from jax.experimental import topologies
+from jaxlib.mlir import ir
 
 DEVICE = Path(__file__).with_name("h200.txtpb")
 # The plugin speaks through the interpreter's standard output: what the assembler said of a kernel,
@@ -93,7 +94,20 @@ def mesh(ranks: int) -> jax.sharding.Mesh:
     return topologies.make_mesh(found, (ranks,), ("t",))
 
 
-def compiled(fn: Callable[..., Any], *arguments: jax.ShapeDtypeStruct) -> Any:
-    """The machine code of a function of arrays with shardings over a ``mesh``."""
+def compiled(
+    fn: Callable[..., Any], *arguments: jax.ShapeDtypeStruct, hosted: Sequence[int] = ()
+) -> Any:
+    """The machine code of a function of arrays with shardings over a ``mesh``.
+
+    Arguments ``hosted`` are in pinned host memory, which devices that are not there cannot say.
+    """
     with _knows_cuda():
-        return jax.jit(fn).trace(*arguments).lower(lowering_platforms=("cuda",)).compile()
+        lowered = jax.jit(fn).trace(*arguments).lower(lowering_platforms=("cuda",))
+        module: Any = lowered.compiler_ir()
+        (main,) = (f for f in module.body.operations if str(f.name) == '"main"')
+        with module.context:
+            attributes = [{a.name: a.attr for a in argument} for argument in main.arg_attrs]
+            for number in hosted:
+                attributes[number]["mhlo.memory_kind"] = ir.StringAttr.get("pinned_host")
+            main.arg_attrs = ir.ArrayAttr.get([ir.DictAttr.get(found) for found in attributes])
+        return lowered.compile()

@@ -90,3 +90,35 @@ def test_rates_that_are_none_are_refused() -> None:
         Rates(link=0)
     with pytest.raises(InputError, match=r"Rates: gap must be finite and >= 0\.0, found '1'"):
         Rates(gap="1")  # type: ignore[arg-type]
+
+
+def test_what_has_come_is_multiplied_together() -> None:
+    assert (
+        np.diff(faster(2.0).taken([*range(0, 65, 2)], 16)).tolist() == [2] * 32
+    )  # the copy takes longer
+    assert np.diff(faster(0.5).taken([*range(0, 65, 2)], 16)).tolist() == [
+        2,
+        2,
+        2,
+        4,
+        8,
+        16,
+        16,
+        14,
+    ]
+    assert np.diff(H200.taken([*range(0, 64, 3), 64], 2)).tolist() == [3] * 21 + [1]
+
+
+@given(st.data())
+def test_runs_are_whole_chunks(data: st.DataObject) -> None:
+    bands, across, workers = (data.draw(st.integers(1, most)) for most in (60, 40, 132))
+    band, tile = (data.draw(st.floats(0.1, 50)) for _ in range(2))
+    most = data.draw(st.integers(1, 20))
+    chunks = [0, *sorted(data.draw(st.sets(st.integers(1, bands))) | {bands})]
+    bounds = Pace(bands, across, workers, band, tile, 0.0).taken(chunks, most)
+    assert (bounds[0], bounds[-1]) == (0, bands)
+    assert set(bounds) <= set(chunks)
+    assert all(
+        hi - lo <= most or hi == min(c for c in chunks if c > lo)
+        for lo, hi in itertools.pairwise(bounds)
+    )

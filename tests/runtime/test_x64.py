@@ -13,6 +13,7 @@ import pytest
 
 from syncopate_jax.compiler import compile as fuse
 from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.ops.stream_matmul import BACKENDS as stream_backends
 from syncopate_jax.ops.stream_matmul import stream_matmul
 from syncopate_jax.options import Launch
 from tests.backends import own_kernels
@@ -59,9 +60,10 @@ def test_gpu_kernels_lower(name: str, backend: str) -> None:
 
 
 @needs_compiler
-def test_a_streamed_product_lowers() -> None:
+@pytest.mark.parametrize("backend", stream_backends)
+def test_a_streamed_product_lowers(backend: str) -> None:
     x, w = on_host(normal((512, 256), 0)), normal((256, 512), 1)
-    run = jax.jit(lambda x, w: stream_matmul(x, w, num_sms=4))
+    run = jax.jit(lambda x, w: stream_matmul(x, w, num_sms=8, backend=backend))
     text = run.trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
     assert "custom_call @mosaic_gpu_v2" in text
 
