@@ -7,7 +7,7 @@ before. ``compute_tiles`` is called inside a Mosaic GPU kernel and is handed its
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,12 +23,14 @@ from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
     WGMMA_ROWS,
     MatmulConfig,
 )
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_epilogue import Epilogue
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands, Use, scratch
 
 # Names that the types of JAX leave out, or call abstract.
 _untyped: Any = plgpu
 
 CTA_AXIS, WARPGROUP_AXIS = "cta", "wg"
+EPILOGUE_BUFFERS = "y_smem", "stored", "addend_smem", "addend_full"
 
 
 def compute_tiles(
@@ -60,7 +62,9 @@ def compute_tiles(
             is_union = isinstance(allocated[f"{name}_smem"], plgpu.RefUnion)
             tiled, rows = views if is_union else (views, views)
             buffers |= {f"{name}_smem": tiled, f"{name}_rows": rows}
-        worker = _Worker(operands, config, loop, transform, **buffers)
+        own = {name: buffers.pop(name) for name in EPILOGUE_BUFFERS if name in buffers}
+        epilogue = Epilogue(operands, config, loop, transform, **own)
+        worker = _Worker(operands, config, loop, epilogue, **buffers)
         wg = lax.axis_index(WARPGROUP_AXIS)
 
         @pl.when(wg == config.warpgroups)
@@ -81,35 +85,17 @@ class _Worker:
     operands: Operands
     config: MatmulConfig
     loop: tile_loop.TileLoop
-    transform: Callable[[jax.Array], jax.Array] | None
+    epilogue: Epilogue
     x_smem: Any
     x_rows: Any
     w_smem: Any
     w_rows: Any
-    y_smem: Any
     empty: Any
     full: Any
-    stored: Any = None
-    addend_smem: Any = None
-    addend_full: Any = None
 
     @property
     def k_steps(self) -> int:
         return self.operands.k_steps or -(-self.operands.mkn[1] // self.config.tile_k)
-
-    @property
-    def store_columns(self) -> int:
-        return self.config.store_columns(self.operands.y.dtype)
-
-    @property
-    def subtiles(self) -> list[tuple[int, int]]:
-        """Row and column, in a warpgroup's part, of each output store."""
-        rows, columns = self.config.part
-        return [
-            (row, column)
-            for row in range(0, rows, WGMMA_ROWS)
-            for column in range(0, columns, self.store_columns)
-        ]
 
     @property
     def beside(self) -> Beside:
@@ -117,7 +103,7 @@ class _Worker:
         return Beside(
             self.k_steps,
             self.config.stages,
-            len(self.subtiles),
+            len(self.epilogue.subtiles),
             looks_up=self.loop.look_up is not None,
             signals=self.loop.after_tile is not None,
             adds=self.operands.addends_ahead,
@@ -217,7 +203,7 @@ class _Worker:
 
     def signal(self, tile: tile_loop.Tile) -> None:
         """Signals a tile once every compute warpgroup has said that its part is in memory."""
-        plgpu.barrier_wait(self.stored)
+        plgpu.barrier_wait(self.epilogue.stored)
         assert self.loop.after_tile is not None
         self.loop.after_tile(tile)
 
@@ -279,12 +265,14 @@ class _Worker:
         def scope(acc: Any) -> jax.Array:
             end = self.multiply(acc, 0, self.k_steps, slot, wg)
             value = self.finish_product(acc, end)
-            for index, _ in enumerate(self.subtiles):
-                self.store_part(tile, index, self.round_part(tile, index, value, wg), wg)
+            for index, _ in enumerate(self.epilogue.subtiles):
+                self.epilogue.store_part(
+                    tile, index, self.epilogue.round_part(tile, index, value, wg), wg
+                )
             return end
 
         end = pl.run_scoped(scope, _untyped.ACC(self.config.part, jnp.float32))
-        self.say_stored()
+        self.epilogue.say_stored()
         return end
 
     def consume_overlapped(self, wg: jax.Array) -> None:
@@ -293,9 +281,9 @@ class _Worker:
         dtype = self.operands.y.dtype
         parts = tuple(
             plgpu.layout_cast(
-                jnp.zeros((WGMMA_ROWS, self.store_columns), dtype), plgpu.Layout.WGMMA
+                jnp.zeros((WGMMA_ROWS, self.epilogue.store_columns), dtype), plgpu.Layout.WGMMA
             )
-            for _ in self.subtiles
+            for _ in self.epilogue.subtiles
         )
         state = (zero, jnp.bool_(False), (zero,) * 4, parts)
         _, pending, last, parts = self.loop.run(
@@ -308,8 +296,8 @@ class _Worker:
             if self.loop.look_up is not None:
                 tile, _ = self.loop.look_up(tile, tile)
             for index, part in enumerate(parts):
-                self.store_part(tile, index, part, wg)
-            self.say_stored()
+                self.epilogue.store_part(tile, index, part, wg)
+            self.epilogue.say_stored()
 
     def compute_tile_overlapped(self, tile: tile_loop.Tile, state: Any, wg: jax.Array) -> Any:
         """One tile, beside whose products the tile before it is stored."""
@@ -324,7 +312,7 @@ class _Worker:
             before, tile = self.loop.look_up(before, tile)
 
         def store(index: int) -> None:
-            self.store_part(before, index, parts[index], wg, only_if=pending)
+            self.epilogue.store_part(before, index, parts[index], wg, only_if=pending)
 
         def scope(acc: Any) -> Any:
             addends: list[jax.Array] = []
@@ -337,20 +325,21 @@ class _Worker:
                 end = self.multiply(acc, done, at, end, wg, functools.partial(store, index))
                 done = at + 1
             if steps.signals:
-                say = functools.partial(pl.when(pending), self.say_stored)
+                say = functools.partial(pl.when(pending), self.epilogue.say_stored)
                 end = self.multiply(acc, done, steps.stored_step, end, wg, say)
                 done = steps.stored_step + 1
             if steps.adds:
 
                 def read() -> None:
-                    addends.extend(self.read_addends(tile, wg))
+                    addends.extend(self.epilogue.read_addends(tile, wg))
 
                 end = self.multiply(acc, done, steps.addend_step, end, wg, read)
                 done = steps.addend_step + 1
             end = self.multiply(acc, done, self.k_steps, end, wg)
             value = self.finish_product(acc, end)
             rounded = [
-                self.round_part(tile, i, value, wg, addends) for i, _ in enumerate(self.subtiles)
+                self.epilogue.round_part(tile, i, value, wg, addends)
+                for i, _ in enumerate(self.epilogue.subtiles)
             ]
             return end, tuple(rounded)
 
@@ -426,137 +415,3 @@ class _Worker:
         if self.config.in_flight:
             plgpu.barrier_arrive(self.empty.at[self.previous_slot(slot)])
         return value
-
-    # -- store -----------------------------------------------------------------------------------
-
-    def on_part(self, use: Callable[[Any], None], index: int, wg: jax.Array) -> Use:
-        """``use`` called with the ref of an output store's part of the tile."""
-        first_row, first_column = self.subtiles[index]
-        rows, columns = self.config.part
-        row = first_row + (wg * rows if self.config.split == "m" else 0)
-        column = first_column + (wg * columns if self.config.split == "n" else 0)
-        # Not known when traced: JAX refuses known starts past an edge, the copy unit clips there.
-        nothing = wg * 0
-
-        def on_tile(matrix: Any, tile_row: Any, tile_column: Any) -> None:
-            at = pl.ds(tile_row + row + nothing, WGMMA_ROWS)
-            use(matrix.at[at, pl.ds(tile_column + column + nothing, self.store_columns)])
-
-        return on_tile
-
-    def corner(self, tile: tile_loop.Tile) -> tuple[jax.Array, jax.Array]:
-        return tile.m * self.config.tile_m, tile.n * self.config.tile_n
-
-    def read_addends(self, tile: tile_loop.Tile, wg: jax.Array) -> tuple[jax.Array, ...]:
-        """Each output store's addend, or zeros where the tile has none."""
-        assert self.operands.addends is not None
-        count, addend_at = self.operands.addends(tile)
-        dtype = self.operands.addend.dtype
-
-        def read() -> tuple[jax.Array, ...]:
-            found: list[jax.Array] = []
-
-            def keep(ref: Any) -> None:
-                found.append(plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False))
-
-            for index, _ in enumerate(self.subtiles):
-                addend_at(jnp.int32(0), self.on_part(keep, index, wg))
-            return tuple(found)
-
-        def nothing() -> tuple[jax.Array, ...]:
-            zeros = jnp.zeros((WGMMA_ROWS, self.store_columns), dtype)
-            return tuple(plgpu.layout_cast(zeros, plgpu.Layout.WGMMA) for _ in self.subtiles)
-
-        # Else LLVM widens to float32 inside both branches, which takes twice the registers, more
-        # than there are, and waits for the loads at once.
-        return lax.optimization_barrier(lax.cond(count > 0, read, nothing))
-
-    def round_part(
-        self,
-        tile: tile_loop.Tile,
-        index: int,
-        value: jax.Array,
-        wg: jax.Array,
-        addends: Sequence[jax.Array] = (),
-    ) -> jax.Array:
-        """One output store's values: addends and transform in float32, then one rounding."""
-        row, column = self.subtiles[index]
-        part = value[row : row + WGMMA_ROWS, column : column + self.store_columns]
-        load = self.on_part(functools.partial(self.load_addend, wg=wg), index, wg)
-        if addends:
-            part += addends[index].astype(jnp.float32)
-        elif self.operands.addends is not None:
-            count, addend_at = self.operands.addends(tile)
-
-            def add(i: jax.Array, total: jax.Array) -> jax.Array:
-                addend_at(i, load)
-                return total + self.take_addend(wg)
-
-            part = lax.fori_loop(jnp.int32(0), count, add, part)
-        elif self.operands.addend is not None:
-            load(self.operands.addend, *self.corner(tile))
-            part += self.take_addend(wg)
-        if self.transform is not None:
-            part = self.transform(part)
-        return part.astype(self.operands.y.dtype)
-
-    def load_addend(self, ref: Any, wg: jax.Array) -> None:
-        plgpu.copy_gmem_to_smem(ref, self.addend_smem.at[wg], self.addend_full.at[wg])
-
-    def take_addend(self, wg: jax.Array) -> jax.Array:
-        plgpu.barrier_wait(self.addend_full.at[wg])
-        smem = self.addend_smem.at[wg]
-        found = plgpu.load(smem, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
-        plgpu.commit_smem()  # every thread has read before the next copy overwrites
-        return found
-
-    def store_part(
-        self,
-        tile: tile_loop.Tile,
-        index: int,
-        part: jax.Array,
-        wg: jax.Array,
-        only_if: jax.Array | None = None,
-    ) -> None:
-        """Starts one output store, once the store that used its slot before has been read."""
-        slots = self.config.epilogue_slots
-        smem = self.y_smem.at[wg, index % slots]
-        direct = self.operands.direct
-        if not direct:
-            plgpu.wait_smem_to_gmem(self.stores_since(index), wait_read_only=True)
-            smem[...] = part
-            plgpu.commit_smem()
-
-        def put(ref: Any) -> None:
-            if not direct:
-                plgpu.copy_smem_to_gmem(smem, ref)
-            elif hasattr(plgpu, "store"):  # JAX 0.12, which calls a store of half sectors slow
-                plgpu.store(ref, part, optimized=False)
-            else:
-                ref[...] = part
-
-        def send() -> None:
-            to_place = self.on_part(put, index, wg)
-            if self.operands.y_at is not None:
-                self.operands.y_at(tile, to_place)
-            else:
-                to_place(self.operands.y, *self.corner(tile))
-
-        if only_if is None:
-            send()
-        else:
-            pl.when(only_if)(send)
-
-    def stores_since(self, index: int) -> int:
-        """Output stores begun, at least, since the one that used this part's slot before."""
-        count, slots = len(self.subtiles), self.config.epilogue_slots
-        if index >= slots:
-            return slots - 1
-        last = max(range(index, count, slots))  # of the tile before
-        return min(count - last + index, slots) - 1
-
-    def say_stored(self) -> None:
-        """Tells the warpgroup that loads, and signals, once this one's part of a tile is stored."""
-        if self.loop.after_tile is not None:
-            plgpu.wait_smem_to_gmem(0)
-            plgpu.barrier_arrive(self.stored)  # by every thread, of its own stores

@@ -34,8 +34,8 @@ from syncopate_jax.options import Options
 from syncopate_jax.pallas_kernels.contraction_mosaic_gpu import ContractionLoop
 from syncopate_jax.runtime.operator import Operator
 
-SIGNAL_LAG = 0.75
-"""Of fused products that store a tile beside the next one (``signal_step`` of
+SIGNAL_LAG = 0.875
+"""Of fused products that store a tile beside the next one (``stored_step`` of
 ``pallas_kernels/matmul_mosaic_gpu_beside.py``). Tiles that send themselves have left by then."""
 
 

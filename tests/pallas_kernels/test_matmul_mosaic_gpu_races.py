@@ -12,6 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu import matmul
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import CANDIDATES, MatmulConfig
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_epilogue import Epilogue
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_kernel import _Worker
 from tests.mosaic_interpreter.run import RaceFound, run_checked
 from tests.mosaic_interpreter.versions import needs_known_jax
@@ -48,7 +49,7 @@ def test_right_and_silent(config: MatmulConfig) -> None:
 
 
 def test_a_store_slot_that_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Worker, "stores_since", lambda self, index: 1)
+    monkeypatch.setattr(Epilogue, "stores_since", lambda self, index: 1)
     with pytest.raises(RaceFound, match=r"a store by .* is unordered with a copy to GMEM by"):
         error(ONE_STORE)
 
