@@ -291,6 +291,7 @@ class ContractionLoop:
             addends_ahead=(
                 places.has_addends
                 and places.single_addends
+                and not loop.in_turn
                 and self.config.overlaps(result.dtype, steps)
                 and shape["out"][0] % self.config.tile_m == 0
                 and shape["out"][1] % self.config.tile_n == 0

@@ -112,7 +112,8 @@ class _Worker:
     @property
     def overlaps(self) -> bool:
         """Whether a tile is stored during the next one."""
-        return self.config.overlaps(self.operands.y.dtype, self.k_steps)
+        possible = self.config.overlaps(self.operands.y.dtype, self.k_steps)
+        return possible and not self.loop.in_turn
 
     @property
     def signal_step(self) -> int:
@@ -166,6 +167,9 @@ class _Worker:
         tile = self.cta_tile(tile)
         found = (tile.step, tile.m, tile.n, tile.chunk)
         before = tile_loop.Tile(*last)
+        if self.loop.in_turn and self.loop.after_tile is not None:
+            pl.when(pending)(lambda: self.signal(before))
+            pending = jnp.bool_(False)
         if self.loop.before_tile is not None:
             self.loop.before_tile(tile)
         if self.loop.look_up_signals is not None:

@@ -145,6 +145,7 @@ class TileLoop:
         memory as ``known``. A kernel that stores each tile before the next does not call it.
       look_up_signals: called by the warpgroup that loads, with the tile before and the one that it
         begins; returns them with what ``after_tile`` and ``before_addend`` need of memory.
+      in_turn: a tile's waits may depend on the tile before: that is stored and signalled first.
     """
 
     order: TileOrder
@@ -157,6 +158,7 @@ class TileLoop:
     before_addend: Callable[[Tile], None] | None = None
     look_up: Callable[[Tile, Tile], tuple[Tile, Tile]] | None = None
     look_up_signals: Callable[[Tile, Tile], tuple[Tile, Tile]] | None = None
+    in_turn: bool = False
 
     def run(self, body: Callable[[Tile, Any], Any], carry: Any) -> Any:
         """Folds ``body`` over this worker's tiles; run by every warpgroup that needs them."""

@@ -51,7 +51,11 @@ class Move:
 
 @dataclass(slots=True)
 class Layout:
-    """All that the kernel's text needs; ``by_key`` gives buffers by their keys."""
+    """All that the kernel's text needs; ``by_key`` gives buffers by their keys.
+
+    Attributes:
+      in_turn: a tile may wait for what depends on the tile before it.
+    """
 
     table: Array
     buffers: list[Placed]
@@ -76,6 +80,7 @@ class Layout:
     exit_waits: Lists
     exit_signals: Lists
     num_slots: int
+    in_turn: bool
     by_key: dict[Key, Placed] = field(init=False)
 
     @property

@@ -88,6 +88,7 @@ class LayoutMaker:
             exit_signals=exit_signals,
             exit_waits=self.maker.lists(self.exits, 2),
             num_slots=max(*self.next_slot, 1),
+            in_turn=self._in_turn(),
             table=self.maker.table,
         )
 
@@ -176,6 +177,32 @@ class LayoutMaker:
     def waited(self, rank: int, slot: int, epilogue: bool) -> bool:
         """Whether a wait of the schedule is one here."""
         return True
+
+    def _in_turn(self) -> bool:
+        """Whether what a tile waits for before or in its product depends on tiles, of any rank.
+
+        An executor that stores and signals a tile beside its next one could then wait for itself.
+        """
+        schedule, c = self.schedule, self.c
+        waited = {
+            (at // self.tiles, slot)
+            for rows in (schedule.waits, schedule.k_waits)
+            for at, (*_, slot, _) in zip(rows.owner.tolist(), rows.values.tolist(), strict=True)
+            if self.waited(at // self.tiles, slot, False)
+        }
+        told = {(rank, slot) for rank, slot in schedule.signals.values.tolist()}
+        known = -1
+        while waited and known < len(told):
+            known = len(told)
+            behind = set()  # channels in which an operation has waited for a tile
+            for row, (rank, channel) in enumerate(
+                zip(c.rank.tolist(), c.channel.tolist(), strict=True)
+            ):
+                waits = ((rank, slot) for slot, _ in schedule.op_waits.row(row))
+                if (rank, channel) in behind or not told.isdisjoint(waits):
+                    behind.add((rank, channel))
+                    told.update(schedule.op_signals.row(row))
+        return not waited.isdisjoint(told)
 
     # --- order ---------------------------------------------------------------------------------
 

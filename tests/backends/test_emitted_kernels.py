@@ -13,10 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
+from syncopate_jax.compiler import compile as compile_kernel
 from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.ir.build import build_plan
+from syncopate_jax.ir.chunk import Box, Chunk
+from syncopate_jax.ir.comm import P2P, ComputeDep, OpDep, Operation
+from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
 from syncopate_jax.options import Launch
+from syncopate_jax.pallas_kernels.contraction_mosaic_gpu import contraction
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_beside import least_steps
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 from syncopate_jax.runtime.folded import fold
 from tests.backends import emitted_faults
 from tests.mosaic_interpreter.run import RaceFound, run_checked
@@ -163,6 +171,67 @@ def test_gradients(case: Case, backend: str) -> None:
     found = run_checked(gradients, x, w, ct)
     for one, wanted in zip(found, cases.exact(x, w, ct)[1:], strict=True):
         assert cases.error(np.asarray(one, np.float64), wanted) < ERROR["bfloat16"]
+
+
+def chained_plan() -> Plan:
+    """Blocks of x to the other rank, and of y back; block 1 of x only behind block 0 of y."""
+    shapes = {"x": (4, 128, 64 * least_steps(1)), "y": (4, 128, 64)}
+
+    def block(tensor: str, index: int) -> Chunk:
+        return Chunk(tensor, Box.full(shapes[tensor]).with_axis(0, index, index + 1))
+
+    def bring(rank: int, index: int, *deps: OpDep) -> Operation:
+        return P2P(rank, rank, 1 - rank, block("x", index), block("x", index), deps=deps)
+
+    def add(rank: int, index: int) -> Operation:
+        part = block("y", index)
+        return P2P(rank, rank, 1 - rank, part, part, deps=(ComputeDep(rank, part),), reduce="sum")
+
+    return build_plan(
+        "chained",
+        2,
+        [
+            Tensor("x", shapes["x"], "bfloat16"),
+            Tensor("y", shapes["y"], "bfloat16", per_rank=True),
+        ],
+        [
+            *(Region(i // 2, "x", block("x", i).box) for i in range(4)),
+            *(Region(r, "y", Box.full(shapes["y"]), produced=True) for r in range(2)),
+        ],
+        [
+            *(Goal(r, "x", Box.full(shapes["x"])) for r in range(2)),
+            *(Goal(i // 2, "y", block("y", i).box, ranks=(0, 1), reduce="sum") for i in range(4)),
+        ],
+        [
+            [bring(0, 0), bring(0, 1, OpDep(1, 0)), add(0, 2), add(0, 3)],
+            [add(1, 0), add(1, 1), bring(1, 2), bring(1, 3)],
+        ],
+    )
+
+
+@pytest.mark.parametrize("backend", ["tma_dedicated", "ldst_dedicated"])
+def test_a_tile_that_waits_for_what_depends_on_the_one_before(backend: str) -> None:
+    depth = 64 * least_steps(1)
+    config = MatmulConfig(tile_m=128, tile_n=64, stages=2)
+    local = contraction(
+        "Gmk", "kn", "Gmn", {"G": 4, "m": 128, "k": depth, "n": 64},
+        config=config, dtype="bfloat16", out_dtype="bfloat16",
+    )  # fmt: skip
+    assert config.overlaps(jnp.bfloat16, least_steps(1))
+    fused = compile_kernel(
+        local, chained_plan(), {"x": "lhs", "y": "out"}, axis_name="t", backend=backend,
+        target="mosaic_gpu", launch=Launch(sms=2, communicating=1),
+    )  # fmt: skip
+    mesh = cases.ranks_mesh(2)
+    x, w, _ = cases.operands(1, 4 * 128, 2 * depth, 64, "bfloat16")
+    fn = jax.shard_map(
+        lambda x, w: fused(x.reshape(2, 128, depth), w),
+        mesh=mesh, in_specs=(P("t"), P("t")), out_specs=P("t"), check_vma=False,
+    )  # fmt: skip
+    x = x[0, :, :depth]
+    found = np.asarray(run_checked(fn, x, w), np.float64).reshape(4 * 128, 64)
+    wanted = np.asarray(x, np.float64) @ sum(np.asarray(w, np.float64).reshape(2, depth, 64))
+    assert cases.error(found, wanted) < ERROR["bfloat16"]
 
 
 # --- planted faults
