@@ -201,7 +201,7 @@ class LayoutMaker:
                 waits = ((rank, slot) for slot, _ in schedule.op_waits.row(row))
                 if (rank, channel) in behind or not told.isdisjoint(waits):
                     behind.add((rank, channel))
-                    told.update(schedule.op_signals.row(row))
+                    told.update((rank, slot) for rank, slot in schedule.op_signals.row(row))
         return not waited.isdisjoint(told)
 
     # --- order ---------------------------------------------------------------------------------
