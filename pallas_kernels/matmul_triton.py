@@ -212,7 +212,8 @@ def described_matmul_kernel(
 class MatmulConfig:
     """How the product is cut, in elements, and how a tile is computed.
 
-    The defaults were the fastest of 22 candidates on one H200, see experiments/triton.
+    The defaults were the fastest of all candidates over 12 shapes on one H200, see
+    experiments/triton.
 
     Attributes:
       group: rows of tiles that are walked down before the next column.

@@ -1,8 +1,8 @@
 """Local products in Triton that may become ``pallas_kernels/matmul_triton.py``'s.
 
-They differ in how tiles are loaded (pointers, or descriptors by the copy unit), in how they are
-stored, in whether the loop over tiles and the one over k steps are one (so that loads of the next
-tile begin while this one is finished), and in their sizes.
+They differ in how tiles are loaded and stored (pointers, or descriptors by the copy unit), in their
+order, in whether the loop over tiles and the one over k steps are one (so that loads of the next
+tile begin while this one is finished), and in stages and numbers of programs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from experiments.triton.specialized import specialized
 from syncopate_jax.kernel.tiles import fewest_workers
 from syncopate_jax.pallas_kernels.matmul_triton import grouped_tile
 
@@ -43,17 +42,6 @@ def store_parts(y_blocks, total, row, column, BLOCK_M: tl.constexpr, WIDTH: tl.c
 
 
 @triton.jit
-def store_whole(y_ptr, total, row, column, M: tl.constexpr, N: tl.constexpr,
-                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
-    """Stores a tile through pointers."""
-    rows = row + tl.arange(0, BLOCK_M)
-    columns = column + tl.arange(0, BLOCK_N)
-    inside = (rows[:, None] < M) & (columns[None, :] < N)
-    y_ptrs = y_ptr + (rows[:, None] * N + columns[None, :])
-    tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def described(
     x_ptr,
     w_ptr,
@@ -69,29 +57,21 @@ def described(
     PROGRAMS: tl.constexpr,
     FLATTEN: tl.constexpr,
     PARTS: tl.constexpr,
-    SPECIALIZE: tl.constexpr,
 ):
-    """Descriptors load and, in ``PARTS`` bands, store; 0 parts: pointers store."""
+    """Descriptors load and, in ``PARTS`` bands, store."""
     x_blocks = tl.make_tensor_descriptor(x_ptr, [M, K], [K, 1], [BLOCK_M, BLOCK_K])
     w_blocks = tl.make_tensor_descriptor(w_ptr, [K, N], [N, 1], [BLOCK_K, BLOCK_N])
-    width: tl.constexpr = BLOCK_N // max(PARTS, 1)
-    y_blocks = tl.make_tensor_descriptor(y_ptr, [M, N], [N, 1], [BLOCK_M, width])
+    y_blocks = tl.make_tensor_descriptor(y_ptr, [M, N], [N, 1], [BLOCK_M, BLOCK_N // PARTS])
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    for tile in tl.range(
-        tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=FLATTEN, warp_specialize=SPECIALIZE
-    ):
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=FLATTEN):
         tile_m, tile_n = snaked_tile(tile, tiles_m, tiles_n, GROUP, SNAKE)
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for step in range(tl.cdiv(K, BLOCK_K)):
             x = x_blocks.load([tile_m * BLOCK_M, step * BLOCK_K])
             w = w_blocks.load([step * BLOCK_K, tile_n * BLOCK_N])
             total = tl.dot(x, w, total)
-        if PARTS:
-            store_parts(y_blocks, total, tile_m * BLOCK_M, tile_n * BLOCK_N,
-                        BLOCK_M, BLOCK_N, PARTS)  # fmt: skip
-        else:
-            store_whole(y_ptr, total, tile_m * BLOCK_M, tile_n * BLOCK_N, M, N, BLOCK_M, BLOCK_N)
+        store_parts(y_blocks, total, tile_m * BLOCK_M, tile_n * BLOCK_N, BLOCK_M, BLOCK_N, PARTS)
 
 
 @triton.jit
@@ -109,12 +89,8 @@ def pointed(
     SNAKE: tl.constexpr,
     PROGRAMS: tl.constexpr,
     FLATTEN: tl.constexpr,
-    PARTS: tl.constexpr,
 ):
-    """Pointers load (``cp.async``); a descriptor stores in ``PARTS`` bands, or pointers do."""
-    width: tl.constexpr = BLOCK_N // max(PARTS, 1)
-    if PARTS:
-        y_blocks = tl.make_tensor_descriptor(y_ptr, [M, N], [N, 1], [BLOCK_M, width])
+    """Pointers load (``cp.async``) and store."""
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=FLATTEN):
@@ -136,19 +112,16 @@ def pointed(
             else:
                 w = tl.load(w_ptrs, mask=(depth[:, None] < K) & (columns[None, :] < N), other=0.0)
             total = tl.dot(x, w, total)
-        if PARTS:
-            store_parts(y_blocks, total, tile_m * BLOCK_M, tile_n * BLOCK_N,
-                        BLOCK_M, BLOCK_N, PARTS)  # fmt: skip
-        else:
-            store_whole(y_ptr, total, tile_m * BLOCK_M, tile_n * BLOCK_N, M, N, BLOCK_M, BLOCK_N)
+        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        inside = (rows[:, None] < M) & (columns[None, :] < N)
+        y_ptrs = y_ptr + (rows[:, None] * N + columns[None, :])
+        tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One kernel and its sizes; ``even``: as few programs as take no more turns.
-
-    ``split``: in so many parts tiles of a last turn are computed that has few enough of them.
-    """
+    """One kernel and its sizes; ``even``: as few programs as take no more turns."""
 
     kernel: Any
     block_m: int = 128
@@ -159,37 +132,19 @@ class Candidate:
     warps: int = 8
     flatten: bool = True
     parts: int = 2
-    specialize: bool = False
     even: bool = True
-    bands: int = 1
-    buffers: int = 1
-    late: bool = True
     snake: bool = False
-    split: int = 1
-
-    def tiles(self, m: int, n: int) -> int:
-        return -(-m // self.block_m) * -(-n // self.block_n)
-
-    def rest(self, m: int, n: int, most: int) -> int:
-        """Tiles of a last turn that all programs compute, in ``split`` parts; 0: no such turn."""
-        last = self.tiles(m, n) % most
-        return last if self.split > 1 and last * self.split <= most < self.tiles(m, n) else 0
 
     def grid(self, m: int, n: int, most: int) -> int:
-        tiles = self.tiles(m, n)
-        even = self.even and not self.rest(m, n, most)
-        return fewest_workers(tiles, most) if even else min(tiles, most)
+        tiles = -(-m // self.block_m) * -(-n // self.block_n)
+        return fewest_workers(tiles, most) if self.even else min(tiles, most)
 
     def arguments(self, m: int, k: int, n: int, most: int) -> dict[str, Any]:
         """Of the kernel's parameters that are no arrays."""
         found = {
             "M": m, "N": n, "K": k, "BLOCK_M": self.block_m, "BLOCK_N": self.block_n,
-            "BLOCK_K": self.block_k, "GROUP": self.group,
+            "BLOCK_K": self.block_k, "GROUP": self.group, "SNAKE": self.snake,
             "PROGRAMS": self.grid(m, n, most), "FLATTEN": self.flatten, "PARTS": self.parts,
-            "SPECIALIZE": self.specialize, "STAGES": self.stages, "BANDS": self.bands,
-            "BUFFERS": self.buffers, "LATE": self.late, "SNAKE": self.snake,
-            "WHOLE": self.tiles(m, n) - self.rest(m, n, most), "REST": self.rest(m, n, most),
-            "SPLIT": self.split,
         }  # fmt: skip
         return {name: found[name] for name in self.kernel.arg_names if name in found}
 
@@ -200,26 +155,13 @@ class Candidate:
 
 
 CANDIDATES = {
-    "pointers, flat, 3 stages": Candidate(pointed, parts=0),
-    "pointers, flat, 3 stages, snake": Candidate(pointed, parts=0, snake=True),
-    "specialized, late": Candidate(specialized, warps=4),
-    "specialized, late, snake": Candidate(specialized, warps=4, snake=True),
-    "specialized, late, 2 bands": Candidate(specialized, warps=4, bands=2, buffers=2, snake=True),
-    "specialized, late, 4 stages, 2 bands": Candidate(
-        specialized, warps=4, stages=4, bands=2, snake=True
-    ),
-    "specialized, late, 4 stages, 4 bands": Candidate(
-        specialized, warps=4, stages=4, bands=4, buffers=2, snake=True
-    ),
-    "specialized, late, 4 stages, 4 bands, split": Candidate(
-        specialized, warps=4, stages=4, bands=4, buffers=2, snake=True, split=4
-    ),
-    "specialized": Candidate(specialized, warps=4, late=False, snake=True),
-    "specialized, late, group 8": Candidate(specialized, warps=4, group=8, snake=True),
-    "specialized, late, all programs": Candidate(specialized, warps=4, even=False, snake=True),
-    "specialized, late, 128x128": Candidate(
-        specialized, block_n=128, warps=4, stages=5, snake=True
-    ),
+    "pointers, flat, 3 stages": Candidate(pointed),
+    "pointers, flat, 3 stages, snake": Candidate(pointed, snake=True),
+    "pointers": Candidate(pointed, stages=4, flatten=False),
+    "pointers, all programs": Candidate(pointed, group=8, stages=4, flatten=False, even=False),
+    "descriptors, flat, 2 parts, 3 stages": Candidate(described),
+    "descriptors, flat, 1 part, 3 stages": Candidate(described, parts=1),
+    "descriptors, flat, 2 parts": Candidate(described, stages=4),
 }
-"""The first is as the persistent kernel is; earlier ones are in the README's table. From the fifth
-on all snake."""
+"""The first is as the persistent kernel is. Those that lost sooner are in the README, with
+the commits that have their code."""

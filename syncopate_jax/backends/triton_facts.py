@@ -33,40 +33,11 @@ class _KernelCalls:
         return self._module.TritonKernel(name, warps, ctas, shared, ptx, *rest, **scratch)
 
 
-class _CodeGenerator:
-    """Triton's ``code_generator``; Gluon's kernels are written into a module that names the GPU."""
-
-    def __init__(self, module: Any):
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-    def ast_to_ttir(self, function: Any, source: Any, *, options: Any, **rest: Any) -> Any:
-        if not function.is_gluon():
-            return self._module.ast_to_ttir(function, source, options=options, **rest)
-        from triton.backends.compiler import GPUTarget
-        from triton.experimental.gluon._runtime import GluonASTSource
-
-        made = GluonASTSource(function, source.signature, source.constants, source.attrs)
-        target = GPUTarget("cuda", int(options.arch.removeprefix("sm")), options.warp_size)
-        return made.make_ir(target, options, **rest)
-
-
-def _gluon(backend: Any) -> None:
-    """Makes a compiler's two passes those of a Gluon kernel."""
-    backend.make_ttir = lambda module, *_: module
-    backend.make_ttgir = backend.gluon_to_ttgir
-
-
 _lock = threading.Lock()
 
 
 def complete(library: Any) -> None:
-    """Makes ``jax_triton.triton_lib`` pass on warps and scratch memory and compile Gluon's kernels.
-
-    Once, and only 0.3.
-    """
+    """Makes ``jax_triton.triton_lib`` pass on warps and scratch memory; once, and only 0.3."""
     with _lock:
         calls = library.triton_kernel_call_lib
         results = getattr(library.CompilationResult, "__dataclass_fields__", {})
@@ -84,12 +55,9 @@ def complete(library: Any) -> None:
                 return make_ptx(source, metadata, *more)
 
             backend.make_ptx = make
-            if ttir.get_int_attr("ttg.num-warps") is not None:  # which Triton's has not yet
-                _gluon(backend)
             result = compile_ptx(ttir, backend, *rest)
             facts[result.binary] = seen
             return result
 
         library.compile_ttir_to_ptx_inplace = recorded
         library.triton_kernel_call_lib = _KernelCalls(calls, facts)
-        library.code_gen = _CodeGenerator(library.code_gen)

@@ -17,7 +17,6 @@ pytest.importorskip("triton")
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
 
 from experiments.common import shapes
 from experiments.triton import candidates, compare, run
@@ -25,23 +24,14 @@ from experiments.triton.candidates import CANDIDATES, Candidate
 from syncopate_jax.backends import triton_call
 from syncopate_jax.native import build
 from syncopate_jax.pallas_kernels.matmul_triton import MatmulConfig
-from tests.gluon_interpret import run as run_gluon
 from tests.triton_interpret import run_alone
 
 SIZES: dict[str, int] = {"block_m": 16, "block_n": 16, "block_k": 16, "group": 2}
 SMALL = {
-    "pointers": Candidate(candidates.pointed, **SIZES, parts=0),
-    "pointers, snake": Candidate(candidates.pointed, **SIZES, parts=0, snake=True),
-    "pointers, 2 parts": Candidate(candidates.pointed, **SIZES),
-    "descriptors": Candidate(candidates.described, **SIZES, parts=0, flatten=False),
+    "pointers": Candidate(candidates.pointed, **SIZES),
+    "pointers, snake": Candidate(candidates.pointed, **SIZES, snake=True, even=False),
+    "descriptors, 1 part": Candidate(candidates.described, **SIZES, parts=1, flatten=False),
     "descriptors, 4 parts": Candidate(candidates.described, **SIZES, parts=4),
-}
-SPECIALIZED = {
-    "late, whole": {"stages": 3},
-    "late, 2 bands, snake": {"stages": 4, "bands": 2, "snake": True},
-    "late, 4 bands": {"stages": 4, "bands": 4, "buffers": 2},
-    "late, 4 bands, split": {"stages": 3, "bands": 4, "buffers": 2, "split": 2},
-    "at once, 2 bands": {"stages": 2, "bands": 2, "buffers": 2, "late": False},
 }
 
 
@@ -53,20 +43,6 @@ def test_candidates_are_right(candidate: Candidate) -> None:
     y = np.full((m, n), np.nan, np.float32)
     arrays = {"x_ptr": x, "w_ptr": w, "y_ptr": y}
     run_alone(candidate.kernel, candidate.grid(m, n, 4), arrays, **candidate.arguments(m, k, n, 4))
-    np.testing.assert_allclose(y, x @ w, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("sizes", SPECIALIZED.values(), ids=SPECIALIZED.keys())
-@pytest.mark.parametrize(("m", "k", "n"), [(64, 64, 64), (40, 20, 32), (72, 16, 100)])
-def test_the_specialized_one_is_right(sizes: dict[str, Any], m: int, k: int, n: int) -> None:
-    """Several tiles a program and several turns of the stages, cut at edges; one step a tile."""
-    candidate = Candidate(candidates.specialized, **SIZES, **sizes)
-    rng = np.random.default_rng(0)
-    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
-    y = np.full((m, n), np.nan, np.float32)
-    programs = candidate.grid(m, n, 3)
-    arrays = {"x_ptr": x, "w_ptr": w, "y_ptr": y}
-    run_gluon(candidate.kernel, programs, arrays, **candidate.arguments(m, k, n, 3))
     np.testing.assert_allclose(y, x @ w, rtol=1e-4, atol=1e-4)
 
 
@@ -138,13 +114,9 @@ def test_candidates_compile_for_hopper(name: str) -> None:
     }
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(3)}
     arguments = candidate.arguments(1024, 512, 1536, 132)
-    source = GluonASTSource if candidate.kernel.is_gluon() else ASTSource
+    source = ASTSource(candidate.kernel, signature, arguments, aligned)
     options = {"num_warps": candidate.warps, "num_stages": candidate.stages}
-    found = triton.compile(
-        source(candidate.kernel, signature, arguments, aligned),
-        target=GPUTarget("cuda", 90, 32),
-        options=options,
-    )
+    found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert found.metadata.shared <= 227 * 1024
     pending = re.findall(r"warp_group_dot_wait[^\n]*pendings = (\d)", found.asm["ttgir"])
     assert int(pending[0]) >= 1
