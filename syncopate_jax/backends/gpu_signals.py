@@ -1,8 +1,8 @@
 """Signals of a fused GPU kernel: counters of a launch in GMEM, raised by anyone, compared with >=.
 
-A wait is an acquire at system scope by one thread of a warpgroup, then a fence that makes what was
-acquired visible to the copy unit. A signal is a release at system scope by the thread that started
-the warpgroup's copies; the caller has waited until those have landed (not only left).
+A wait is an acquire, at system scope unless asked, by one thread of a warpgroup, then a fence that
+makes what was acquired visible to the copy unit. A signal is such a release by the thread that
+started the warpgroup's copies; the caller has waited until those have landed (not only left).
 
 Counters are zero at the start of a rank's launch: XLA clears them ahead of it. Peers raise them
 only once they know that it has begun: they have been greeted (``gpu_greeting``), or XLA had a
@@ -12,7 +12,7 @@ barrier between devices before the kernel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -55,6 +55,7 @@ class Signals:
       folded: ranks share one device, and ``counters`` holds those of all.
       peer_id: mesh address of a rank; None where there are no peers.
       watch: bounds every wait, or None.
+      scope: of releases and acquires; that of one GPU is for where no other raises a counter.
     """
 
     counters: Any
@@ -63,12 +64,14 @@ class Signals:
     folded: bool
     peer_id: Any
     watch: Watch | None = None
+    scope: Literal["sys", "gpu"] = "sys"
 
     def wait(self, slot: Any, count: Any, position: Any = -1, step: Any = -1) -> None:
         """Waits, with the whole warpgroup, until the rank's ``slot`` has reached ``count``."""
         at = self.rank * self.slots + slot if self.folded else slot
         if self.watch is None:
-            pl.semaphore_wait(self.counters.at[at], count, decrement=False)
+            counter = self.counters.at[at]
+            plgpu.semaphore_wait(counter, count, decrement=False, memory_scope=self.scope)
         else:
             _bounded_wait(self.counters, self.watch, at, [count, position, step, slot])
         fence()
@@ -100,7 +103,7 @@ class Signals:
         if self.folded:
             pl.semaphore_signal(self.counters.at[rank * self.slots + slot])
         elif self.peer_id is None:
-            pl.semaphore_signal(self.counters.at[slot])
+            plgpu.semaphore_signal(self.counters.at[slot], memory_scope=self.scope)
         else:
             pl.semaphore_signal(self.counters.at[slot], device_id=self.peer_id(rank))
 

@@ -5,6 +5,10 @@ CTAs that only communicate (paper section 5.2) load the operand piece by piece i
 store it in device memory and raise a counter for every part of a chunk; the CTAs that compute wait
 for the part of K that they are about to load. All parts of a chunk come one after the other, and a
 chunk is as much as is multiplied at a time: when its last part is there the others are done.
+
+What a signal takes, microseconds, is more than what a piece does. So in a CTA that reads one
+warpgroup only loads, as soon as a stage is free, and another stores and signals: a ring of stages
+lies between them, and holds more than the link brings during a signal.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from syncopate_jax.backends.gpu_signals import Signals
-from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.ir.arguments import integer
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_kernel as body
@@ -36,55 +40,34 @@ from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands
 from syncopate_jax.pallas_kernels.tile_loop_mosaic_gpu import ScheduledOrder, Tile, TileLoop
 
 COPIED_ELEMENTS = 256  # the most the copy unit copies along a dimension
-COPY_BYTES = 16  # its unit of length
-MOST_BARRIERS = 32  # that Mosaic GPU has in one array of them
+PIECE_BYTES, ROW_BYTES = 8192, 512  # of a piece, at most
+STAGES = 24
+"""Pieces that a CTA has in shared memory. Of 8 KB, 12 on their way are what fills the link from two
+CTAs, 6 from four; the others are what comes in during a signal."""
+LEAVING = 4  # those of them that are being stored, at most: some landed long ago
 
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """The CTAs that bring the operand in, and how.
+    """The CTAs that bring the operand in.
 
     Attributes:
       ctas: how many; one alone does not fill the link.
-      parts: pieces of K that a chunk comes in, at most; as many as divide a tile's k steps.
-      snake: every other chunk comes from its end along K, and is multiplied so: what its tiles read
-        first of the other operand is what those before read last, and may still be in the cache.
-      in_step: no warpgroup is further ahead of the others than what all have on their way: parts
-        come in order even where some are served faster.
-      stages: pieces that a warpgroup has in shared memory.
-      ahead: those of them that are being loaded; the others leave.
-      rows, row_bytes: of a piece, at most.
+      parts: pieces of K that a chunk comes in, at most; as many as divide a tile's k steps. Where
+        the copy takes longer than the product, a tile ends one part's product after its last part
+        has come. It takes parts of every chunk: a tile that waits for a whole chunk puts off all
+        after it, which win back little from chunk to chunk.
 
     Raises:
       InputError: a field has another type or range.
     """
 
     ctas: int = 4
-    parts: int = 8
-    snake: bool = False
-    in_step: bool = True
-    stages: int = 8
-    ahead: int = 6
-    rows: int = 64
-    row_bytes: int = 128
+    parts: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("ctas", "parts", "stages", "ahead", "rows", "row_bytes"):
+        for name in ("ctas", "parts"):
             integer("Readers", name, getattr(self, name), 1)
-        for name in ("snake", "in_step"):
-            if not isinstance(getattr(self, name), bool):
-                found = getattr(self, name)
-                raise InputError(f"Readers: {name} needs True or False, found {found!r}")
-        if self.ahead >= self.stages:
-            raise InputError(
-                f"Readers: ahead={self.ahead} must be less than stages={self.stages}: a piece that "
-                "leaves has a stage too"
-            )
-        if self.rows > COPIED_ELEMENTS or self.row_bytes % COPY_BYTES:
-            raise InputError(
-                f"Readers: a piece of {self.rows} rows of {self.row_bytes} bytes cannot be copied; "
-                f"it has at most {COPIED_ELEMENTS} rows, of a multiple of {COPY_BYTES} bytes"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +84,6 @@ class Arrival:
       turn: bands, at least 1.
       part: elements of a part along K.
       piece: rows and columns that are copied at a time; they divide a part of a band.
-      snake: every other chunk's parts come in reverse.
     """
 
     shape: tuple[int, int]
@@ -110,7 +92,6 @@ class Arrival:
     turn: Fraction
     part: int
     piece: tuple[int, int]
-    snake: bool
 
     @classmethod
     def of(
@@ -129,9 +110,9 @@ class Arrival:
         parts = max(n for n in range(1, min(readers.parts, steps) + 1) if steps % n == 0)
         band, part = (config.tile_m, config.tile_n)[side], steps // parts * config.tile_k
         rows, columns = (band, part) if axis == 0 else (part, band)
-        width = min(readers.row_bytes // itemsize, COPIED_ELEMENTS)
-        piece = math.gcd(rows, readers.rows), math.gcd(columns, width)
-        return cls(shape, axis, band, max(turn, Fraction(1)), part, piece, readers.snake)
+        width = math.gcd(columns, min(ROW_BYTES // itemsize, COPIED_ELEMENTS))
+        height = math.gcd(rows, min(PIECE_BYTES // (width * itemsize), COPIED_ELEMENTS))
+        return cls(shape, axis, band, max(turn, Fraction(1)), part, (height, width))
 
     @property
     def bands(self) -> int:
@@ -185,15 +166,11 @@ class Arrival:
         lo, hi = (lax.div(t * count + of - 1, of) for t in (chunk, chunk + 1))
         return lo, lax.min(hi, jnp.int32(self.bands)) - lo
 
-    def raised(self, chunk: Any, copiers: int) -> Any:
-        """How often a chunk's counters are raised: by each of ``copiers`` with pieces of a part."""
-        if self.fewest >= copiers:
-            return copiers
-        return lax.min(self.extent(chunk)[1] * self.of_part, jnp.int32(copiers))
-
-    def reversed(self, chunk: Any) -> Any:
-        """Whether a chunk comes from the end of K."""
-        return lax.rem(chunk, jnp.int32(2)) == 1
+    def raised(self, chunk: Any, ctas: int) -> Any:
+        """How often a chunk's counters are raised: by each of ``ctas`` with pieces of a part."""
+        if self.fewest >= ctas:
+            return ctas
+        return lax.min(self.extent(chunk)[1] * self.of_part, jnp.int32(ctas))
 
     def place(self, piece: Any) -> Place:
         """Where the piece of that number is; past the last one, the counter is another than any."""
@@ -206,10 +183,7 @@ class Arrival:
             row, column = _divmod(within, columns)
         else:
             row, column = self._divmod(within, bands, columns)
-        came = part
-        if self.snake:
-            came = lax.select(self.reversed(chunk), self.parts - 1 - part, part)
-        starts = [first * self.band, came * self.part]
+        starts = [first * self.band, part * self.part]
         if self.axis == 1:
             starts.reverse()
         return Place(
@@ -244,126 +218,124 @@ def _divmod(number: Any, by: Any) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One warpgroup's share of the pieces: every ``copiers``-th from ``number`` on.
+    """One CTA's share of the pieces: every ``ctas``-th from ``number`` on.
 
     Attributes:
       source, target: the operand in host memory, and its place in device memory.
-      smem, loaded: a stage of this warpgroup, and its barrier, by their number.
+      smem: the stages.
+      full, empty: a barrier of each: its piece has come, or has left.
     """
 
-    readers: Readers
     arrival: Arrival
     signals: Signals
     source: Any
     target: Any
     smem: Any
-    loaded: Any
+    full: Any
+    empty: Any
     number: Any
-    copiers: int
+    ctas: int
+
+    @property
+    def steps(self) -> Any:
+        """How many pieces this is."""
+        left = self.arrival.pieces - self.number + self.ctas - 1
+        return lax.div(lax.max(left, 0), jnp.int32(self.ctas))
 
     @property
     def window(self) -> int:
-        """How many parts behind the one that is begun must be complete.
+        """How many parts behind the first of a chunk must be complete before that is begun.
 
-        More than a warpgroup has pieces of on their way or not yet told of, at most as many pieces
-        as stages: it would wait for itself.
+        More than all CTAs have pieces of in shared memory: they would wait for each other's.
         """
-        return -(-(self.readers.stages - 1) * self.copiers // self.arrival.fewest) + 1
+        return -(-STAGES * self.ctas // self.arrival.fewest) + 1
 
-    def run(self) -> None:
-        """Brings all of them in; a part's counter is raised while later ones are on their way."""
-        readers = self.readers
-        leaving = readers.stages - readers.ahead
-        left = self.arrival.pieces - self.number
-        steps = lax.div(lax.max(left + self.copiers - 1, 0), jnp.int32(self.copiers))
+    def load(self) -> None:
+        """Brings all of them into shared memory.
 
-        def step(i: jax.Array, slots: tuple[Any, Any]) -> tuple[Any, Any]:
-            newest, oldest = slots
-            at = lax.rem(i, jnp.int32(readers.stages))
-            plgpu.barrier_wait(self.loaded(at))
-            plgpu.copy_smem_to_gmem(self.smem(at), self._box(self.target, self._place(i)))
-            # All but the newest have landed, not only left shared memory: the next takes a place.
-            plgpu.wait_smem_to_gmem(leaving)
-            oldest = self._tell(i - leaving, oldest, i >= leaving)
-            return self._load(i + readers.ahead, newest, steps), oldest
+        Where some are served faster, they wait once a chunk: parts come in order all the same.
+        """
+        parts = jnp.int32(self.arrival.parts)
 
-        first = self._place(jnp.int32(0)).slot
-        newest = first
-        for i in range(readers.ahead):
-            newest = self._load(jnp.int32(i), newest, steps)
-        _, oldest = lax.fori_loop(jnp.int32(0), steps, step, (newest, first))
+        def step(i: jax.Array, before: Any) -> Any:
+            place, at = self._place(i), lax.rem(i, jnp.int32(STAGES))
+            chunk, behind = lax.div(place.slot, parts), place.slot - self.window
+
+            @pl.when((chunk != before) & (behind >= 0))
+            def _keep_step() -> None:
+                self.signals.wait(behind, self.arrival.raised(lax.div(behind, parts), self.ctas))
+
+            pl.when(i >= STAGES)(lambda: plgpu.barrier_wait(self.empty.at[at]))
+            source = self._box(self.source, place)
+            plgpu.copy_gmem_to_smem(source, self.smem.at[at], self.full.at[at])
+            return chunk
+
+        lax.fori_loop(jnp.int32(0), self.steps, step, jnp.int32(0))
+
+    def store(self) -> None:
+        """Takes all of them to device memory; a part's counter is raised while later ones leave."""
+
+        def step(i: jax.Array, oldest: Any) -> Any:
+            at = lax.rem(i, jnp.int32(STAGES))
+            plgpu.barrier_wait(self.full.at[at])
+            plgpu.copy_smem_to_gmem(self.smem.at[at], self._box(self.target, self._place(i)))
+            # All but the newest have landed, not only left shared memory: a counter may be raised.
+            plgpu.wait_smem_to_gmem(LEAVING)
+            return self._landed(i - LEAVING, oldest, i >= LEAVING)
+
+        steps, first = self.steps, self._place(jnp.int32(0)).slot
+        oldest = lax.fori_loop(jnp.int32(0), steps, step, first)
         plgpu.wait_smem_to_gmem(0)
-        lax.fori_loop(lax.max(steps - leaving, 0), steps, self._tell, oldest)
+        lax.fori_loop(lax.max(steps - LEAVING, 0), steps, self._landed, oldest)
 
-    def _tell(self, i: Any, slot: Any, landed: Any = True) -> Any:
-        """Raises the counter of step i's piece, ``slot``, if that was the part's last one here.
+    def _landed(self, i: Any, slot: Any, landed: Any = True) -> Any:
+        """Frees the stage of step i's piece, and raises its counter, ``slot``, after a part's last.
 
         Returns the next step's counter; the same if the piece has not ``landed``.
         """
         following = self._place(i + 1).slot
-        pl.when(landed & (following != slot))(lambda: self.signals.signal(0, slot))
+
+        @pl.when(landed)
+        def _() -> None:
+            plgpu.barrier_arrive(self.empty.at[lax.rem(i, jnp.int32(STAGES))])
+            pl.when(following != slot)(lambda: self.signals.signal(0, slot))
+
         return lax.select(jnp.bool_(landed), following, slot)
 
-    def _load(self, i: Any, newest: Any, steps: Any) -> Any:
-        """Starts to load the piece of step i, if there is one; returns its counter.
-
-        It comes after the piece of counter ``newest``: before the first of a part, the part that is
-        a window behind must be complete.
-        """
-        place = self._place(i)
-        behind = place.slot - self.window
-        waits = (behind >= 0) & (place.slot != newest) & self.readers.in_step
-
-        @pl.when(i < steps)
-        def _() -> None:
-            @pl.when(waits)
-            def _keep_step() -> None:
-                chunk = lax.div(behind, jnp.int32(self.arrival.parts))
-                self.signals.wait(behind, self.arrival.raised(chunk, self.copiers))
-
-            at = lax.rem(i, jnp.int32(self.readers.stages))
-            plgpu.copy_gmem_to_smem(self._box(self.source, place), self.smem(at), self.loaded(at))
-
-        return place.slot
-
     def _place(self, i: Any) -> Place:
-        return self.arrival.place(self.number + i * self.copiers)
+        return self.arrival.place(self.number + i * self.ctas)
 
     def _box(self, matrix: Any, place: Place) -> Any:
         rows, columns = self.arrival.piece
         return matrix.at[pl.ds(place.row, rows), pl.ds(place.column, columns)]
 
 
-def read(
-    readers: Readers,
-    arrival: Arrival,
-    signals: Signals,
-    source: Any,
-    target: Any,
-    warpgroups: int,
-) -> None:
-    """Copies all of ``source`` to ``target``; called by every warpgroup of the first CTAs."""
+def read(readers: Readers, arrival: Arrival, signals: Signals, source: Any, target: Any) -> None:
+    """Copies all of ``source`` to ``target``; called by every warpgroup of the first CTAs.
+
+    The first warpgroup loads and the second stores; others have nothing to do.
+    """
     wg = lax.axis_index(body.WARPGROUP_AXIS)
 
-    def scope(smem: Any, loaded: Any) -> None:
-        Reader(
-            readers,
-            arrival,
-            signals,
-            source,
-            target,
-            smem=lambda at: smem.at[wg, at],
-            loaded=lambda at: loaded.at[wg * readers.stages + at],
-            number=lax.axis_index(body.CTA_AXIS) * warpgroups + wg,
-            copiers=readers.ctas * warpgroups,
-        ).run()
+    def scope(smem: Any, full: Any, empty: Any) -> None:
+        number = lax.axis_index(body.CTA_AXIS)
+        reader = Reader(arrival, signals, source, target, smem, full, empty, number, readers.ctas)
+        pl.when(wg == 0)(reader.load)
+        pl.when(wg == 1)(reader.store)
 
     pl.run_scoped(
         scope,
-        plgpu.SMEM((warpgroups, readers.stages, *arrival.piece), source.dtype),
-        plgpu.Barrier(num_barriers=warpgroups * readers.stages),
+        plgpu.SMEM((STAGES, *arrival.piece), source.dtype),
+        plgpu.Barrier(num_barriers=STAGES),
+        plgpu.Barrier(num_barriers=STAGES),
         collective_axes=body.WARPGROUP_AXIS,
     )
+
+
+def counters(arrival: Arrival) -> Signals:
+    """The counters of all parts; who raises them and who waits are of one device."""
+    found = pl.get_global(plgpu.SemaphoreType.REGULAR((arrival.slots,)))
+    return Signals(found, arrival.slots, 0, False, None, scope="gpu")
 
 
 def matmul(
@@ -411,56 +383,32 @@ def matmul(
     )
     if config.cluster > 1:
         reason = f"tiles are computed by clusters of {config.cluster} CTAs; readers have none"
-    warpgroups = config.warpgroups + 1
-    held = warpgroups * readers.stages * math.prod(arrival.piece) * x.dtype.itemsize
-    if held > limits.shared_memory:
-        reason = f"readers hold {held} bytes of {limits.shared_memory}; take fewer stages"
-    if warpgroups * readers.stages > MOST_BARRIERS:
-        reason = (
-            f"{warpgroups} warpgroups with {readers.stages} stages each have more than "
-            f"{MOST_BARRIERS} barriers; take fewer stages, of larger pieces"
-        )
     if reason is not None:
         raise UnsupportedError(f"stream_matmul: tma_dedicated: {reason}")
     workers = config.workers(m, n, limits.sms)
-    copiers = readers.ctas * warpgroups
     steps_of_part = arrival.part // config.tile_k
-    steps = steps_of_part * arrival.parts
 
     def kernel(x_ref: Any, w_ref: Any, table_ref: Any, y_ref: Any, arrived_ref: Any) -> None:
-        counters = pl.get_global(plgpu.SemaphoreType.REGULAR((arrival.slots,)))
-        signals = Signals(counters, arrival.slots, 0, False, None)
+        signals = counters(arrival)
         cta = lax.axis_index(body.CTA_AXIS)
         refs = [x_ref, w_ref]
 
         @pl.when(cta < readers.ctas)
         def _read() -> None:
-            read(readers, arrival, signals, refs[side], arrived_ref, warpgroups)
-
-        def chunk_of(tile: Tile) -> Any:
-            return arrival.chunk((tile.m, tile.n)[side])
+            read(readers, arrival, signals, refs[side], arrived_ref)
 
         def before_k_step(tile: Tile, step: Any) -> None:
             part, within = _divmod(step, steps_of_part)
 
             @pl.when(within == 0)
             def _first_of_its_part() -> None:
-                chunk = chunk_of(tile)
-                signals.wait(chunk * arrival.parts + part, arrival.raised(chunk, copiers))
-
-        def k_block(tile: Tile, step: Any) -> Any:
-            return lax.select(arrival.reversed(chunk_of(tile)), steps - 1 - step, step)
+                chunk = arrival.chunk((tile.m, tile.n)[side])
+                signals.wait(chunk * arrival.parts + part, arrival.raised(chunk, readers.ctas))
 
         @pl.when(cta >= readers.ctas)
         def _compute() -> None:
             order = ScheduledOrder(table_ref, len(table))
-            loop = TileLoop(
-                order,
-                cta - readers.ctas,
-                workers,
-                before_k_step=before_k_step,
-                k_block=k_block if arrival.snake else None,
-            )
+            loop = TileLoop(order, cta - readers.ctas, workers, before_k_step=before_k_step)
             found = [*refs]
             found[side] = arrived_ref
             operands = Operands(found[0], found[1], y_ref, w_transposed=w_transposed)
@@ -473,7 +421,7 @@ def matmul(
         grid_names=(body.CTA_AXIS,),
         cluster=(1, 1),
         cluster_names=CLUSTER_AXES,
-        num_threads=warpgroups,
+        num_threads=config.warpgroups + 1,
         thread_name=body.WARPGROUP_AXIS,
         compiler_params=plgpu.CompilerParams(
             # Safe: no warpgroup reads shared memory that it wrote, but where commit_smem fences.

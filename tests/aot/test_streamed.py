@@ -28,7 +28,7 @@ CONFIG = MatmulConfig()
 M, K, N = 8192, 4096, 14336
 
 
-@pytest.mark.parametrize("readers", [Readers(), Readers(ctas=8, snake=True)], ids=["4", "8"])
+@pytest.mark.parametrize("readers", [Readers(), Readers(ctas=2, parts=8)], ids=["4", "2"])
 @pytest.mark.parametrize(
     ("side", "transposed"), [(0, False), (1, True), (1, False)], ids=["x", "w", "w [K, N]"]
 )
