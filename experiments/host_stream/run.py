@@ -23,11 +23,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from experiments.common import lowering, processes, results
-from syncopate_jax.backends.gpu_signals import Signals
 from syncopate_jax.native import copies
 from syncopate_jax.ops import stream_matmul as op
 from syncopate_jax.ops import stream_readers
@@ -41,23 +39,13 @@ from syncopate_jax.runtime import custom_call
 SHAPE, TINY = (8192, 4096, 14336), (512, 128, 256)  # M, K, N
 CONFIG = MatmulConfig()
 WAYS: dict[str, int | None] = {"16 chunks": 16, "paced": None}  # None: sized by the rates
-READ: dict[str, tuple[Readers, int | None]] = {
-    "4 readers": (Readers(), None),
-    "2 readers": (Readers(ctas=2), None),
-    "8 readers": (Readers(ctas=8), None),
-    "4 readers, no parts": (Readers(parts=1), None),
-    "4 readers, 16 parts": (Readers(parts=16), None),
-    "4 readers, snake": (Readers(snake=True), None),
-    "4 readers, wide pieces": (Readers(rows=16, row_bytes=512), None),
-    "4 readers, apart": (Readers(in_step=False), None),
-    "4 readers, 16 chunks": (Readers(), 16),
-    "4 readers, 64 chunks": (Readers(), 64),
-}
-READ_ALONE = {
-    **{way: READ[way][0] for way in ("4 readers", "2 readers", "8 readers", "4 readers, apart")},
-    "4 readers, wide pieces": READ["4 readers, wide pieces"][0],
-    "4 readers, low pieces": Readers(rows=4, row_bytes=512, stages=10, ahead=8),
-    "4 readers, large pieces": Readers(rows=32, row_bytes=512, stages=4, ahead=3),
+READ = {
+    "4 readers": Readers(),
+    "4 readers, no parts": Readers(parts=1),
+    "4 readers, 8 parts": Readers(parts=8),
+    "2 readers": Readers(ctas=2),
+    "2 readers, no parts": Readers(ctas=2, parts=1),
+    "2 readers, 8 parts": Readers(ctas=2, parts=8),
 }
 TURN = Fraction(16, 7)  # bands of x that keep 128 workers busy: 56 tiles are across
 CALLS, SETS = 20, 2
@@ -181,9 +169,9 @@ def variants(shape: Sequence[int], tiny: bool) -> Todo:
         stream = functools.partial(op.stream_matmul, chunks=chunks)
         todo[f"stream x, {way}"] = stream, (2, 1), True
         todo[f"copy x, {way}"] = _copy_in(bounds_of(shape, way)), (2,), False
-    for way, (readers, chunks) in READ.items():
+    for way, readers in READ.items():
         by = functools.partial(op.stream_matmul, backend="tma_dedicated", readers=readers)
-        todo[f"stream x, {way}"] = functools.partial(by, chunks=chunks), (2, 1), True
+        todo[f"stream x, {way}"] = by, (2, 1), True
     if tiny:  # our kernels run on a GPU alone; the streamed product has another form on the CPU
         return todo
 
@@ -199,14 +187,12 @@ def variants(shape: Sequence[int], tiny: bool) -> Todo:
         todo[f"gemm in the order of {way}"] = ordered, (0, 1), True
         stream = functools.partial(op.stream_matmul, w_transposed=True, chunks=chunks)
         todo[f"stream w, {way}"] = stream, (0, 4), True
-    todo["stream w [K, N], paced"] = op.stream_matmul, (0, 5), True
-    for way in ("4 readers", "4 readers, no parts"):
-        by = functools.partial(op.stream_matmul, backend="tma_dedicated", readers=READ[way][0])
-        todo[f"stream w, {way}"] = functools.partial(by, w_transposed=True), (0, 4), True
-        todo[f"stream w [K, N], {way}"] = by, (0, 5), True
-    for way, readers in READ_ALONE.items():
-        todo[f"copy x, {way}"] = functools.partial(_read_in, readers=readers), (2,), False
-    todo["copy w, 4 readers"] = functools.partial(_read_in, readers=Readers()), (4,), False
+    by = functools.partial(op.stream_matmul, backend="tma_dedicated")
+    todo["stream w, 4 readers"] = functools.partial(by, w_transposed=True), (0, 4), True
+    todo["stream w [K, N], 4 readers"] = by, (0, 5), True
+    for way in ("4 readers", "2 readers"):
+        todo[f"copy x, {way}"] = functools.partial(_read_in, readers=READ[way]), (2,), False
+    todo["copy w, 4 readers"] = functools.partial(_read_in, readers=READ["4 readers"]), (4,), False
     ordered = functools.partial(_ordered, bounds=taken(shape))
     todo["gemm in the order of 4 readers"] = ordered, (0, 1), True
     return todo
@@ -245,19 +231,16 @@ def _read_in(x: jax.Array, *, readers: Readers) -> jax.Array:
     """The streamed operand's copy by the CTAs that read it, and nothing beside them."""
     shape = (x.shape[0], x.shape[1])
     arrival = Arrival.of(readers, CONFIG, shape, 2, side=0, axis=0, turn=TURN)
-    warpgroups = CONFIG.warpgroups + 1
 
     def kernel(source: Any, target: Any) -> None:
-        counters = pl.get_global(plgpu.SemaphoreType.REGULAR((arrival.slots,)))
-        signals = Signals(counters, arrival.slots, 0, False, None)
-        stream_readers.read(readers, arrival, signals, source, target, warpgroups)
+        stream_readers.read(readers, arrival, stream_readers.counters(arrival), source, target)
 
     out: jax.Array = plgpu.kernel(
         kernel,
         out_type=jax.ShapeDtypeStruct(shape, x.dtype),
         grid=(readers.ctas,),
         grid_names=(CTA_AXIS,),
-        num_threads=warpgroups,
+        num_threads=CONFIG.warpgroups + 1,
         thread_name=WARPGROUP_AXIS,
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
     )(custom_call.in_place(x))

@@ -40,11 +40,11 @@ from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands
 from syncopate_jax.pallas_kernels.tile_loop_mosaic_gpu import ScheduledOrder, Tile, TileLoop
 
 COPIED_ELEMENTS = 256  # the most the copy unit copies along a dimension
-PIECE_BYTES, ROW_BYTES = 8192, 512  # of a piece, at most
-STAGES = 24
-"""Pieces that a CTA has in shared memory. Of 8 KB, 12 on their way are what fills the link from two
-CTAs, 6 from four; the others are what comes in during a signal."""
-LEAVING = 4  # those of them that are being stored, at most: some landed long ago
+PIECE_BYTES, ROW_BYTES = 16384, 512  # of a piece, at most
+STAGES = 12
+"""Pieces that a CTA has in shared memory. 6 on their way are what fills the link from two CTAs, 3
+from four; the others are what comes in during a signal."""
+LEAVING = 2  # those of them that are being stored, at most: the one before has landed long ago
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Arrival:
         return lax.min(self.extent(chunk)[1] * self.of_part, jnp.int32(ctas))
 
     def place(self, piece: Any) -> Place:
-        """Where the piece of that number is; past the last one, the counter is another than any."""
+        """Where the piece of that number is."""
         of_band = self.parts * self.of_part
         chunk = self.chunk(lax.div(piece, jnp.int32(of_band)))
         first, bands = self.extent(chunk)
@@ -274,33 +274,32 @@ class Reader:
 
     def store(self) -> None:
         """Takes all of them to device memory; a part's counter is raised while later ones leave."""
+        nothing, after_all = jnp.int32(-1), jnp.int32(self.arrival.slots)
 
-        def step(i: jax.Array, oldest: Any) -> Any:
-            at = lax.rem(i, jnp.int32(STAGES))
+        def step(i: jax.Array, leaving: tuple[Any, ...]) -> tuple[Any, ...]:
+            place, at = self._place(i), lax.rem(i, jnp.int32(STAGES))
             plgpu.barrier_wait(self.full.at[at])
-            plgpu.copy_smem_to_gmem(self.smem.at[at], self._box(self.target, self._place(i)))
+            plgpu.copy_smem_to_gmem(self.smem.at[at], self._box(self.target, place))
             # All but the newest have landed, not only left shared memory: a counter may be raised.
             plgpu.wait_smem_to_gmem(LEAVING)
-            return self._landed(i - LEAVING, oldest, i >= LEAVING)
 
-        steps, first = self.steps, self._place(jnp.int32(0)).slot
-        oldest = lax.fori_loop(jnp.int32(0), steps, step, first)
+            @pl.when(i >= LEAVING)
+            def _landed() -> None:
+                left = lax.rem(i + STAGES - LEAVING, jnp.int32(STAGES))
+                plgpu.barrier_arrive(self.empty.at[left])
+
+            landed, *others = *leaving, place.slot
+            self._tell(landed, others[0])
+            return tuple(others)
+
+        leaving = lax.fori_loop(jnp.int32(0), self.steps, step, (nothing,) * LEAVING)
         plgpu.wait_smem_to_gmem(0)
-        lax.fori_loop(lax.max(steps - LEAVING, 0), steps, self._landed, oldest)
+        for landed, following in itertools.pairwise((*leaving, after_all)):
+            self._tell(landed, following)
 
-    def _landed(self, i: Any, slot: Any, landed: Any = True) -> Any:
-        """Frees the stage of step i's piece, and raises its counter, ``slot``, after a part's last.
-
-        Returns the next step's counter; the same if the piece has not ``landed``.
-        """
-        following = self._place(i + 1).slot
-
-        @pl.when(landed)
-        def _() -> None:
-            plgpu.barrier_arrive(self.empty.at[lax.rem(i, jnp.int32(STAGES))])
-            pl.when(following != slot)(lambda: self.signals.signal(0, slot))
-
-        return lax.select(jnp.bool_(landed), following, slot)
+    def _tell(self, slot: Any, following: Any) -> None:
+        """Raises the counter of a piece that has landed, if there is one, after a part's last."""
+        pl.when((slot >= 0) & (slot != following))(lambda: self.signals.signal(0, slot))
 
     def _place(self, i: Any) -> Place:
         return self.arrival.place(self.number + i * self.ctas)

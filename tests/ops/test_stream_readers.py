@@ -160,9 +160,9 @@ def test_an_arrival_has_every_piece_in_its_part(
     arrival = Arrival.of(readers, CONFIG, shape, 2, side=axis, axis=axis, turn=Fraction(turn))
     chunks = len(sizes)
     assert np.diff(arrival.bounds).tolist() == sizes
-    assert (arrival.parts, arrival.slots, arrival.fewest) == (2, 2 * chunks, 8 * min(sizes))
-    assert arrival.piece == ((16, 256) if axis == 0 else (32, 128))  # 512 bytes wide at most
-    assert (arrival.of_part, arrival.pieces) == (8, 5 * 2 * 8)
+    assert (arrival.parts, arrival.slots, arrival.fewest) == (2, 2 * chunks, 4 * min(sizes))
+    assert arrival.piece == ((32, 256) if axis == 0 else (64, 128))  # 512 bytes wide at most
+    assert (arrival.of_part, arrival.pieces) == (4, 5 * 2 * 4)
     numbers = jnp.arange(arrival.pieces + 200, dtype=jnp.int32)
     slot, row, column = map(np.asarray, jax.vmap(arrival.place)(numbers))
     slot, after = np.split(slot, [arrival.pieces])
