@@ -50,7 +50,7 @@ def stream_matmul(
     num_sms: int | None = None,
     target: str = "mosaic_gpu",
     rates: Rates | None = None,
-    backend: str = "copy_engine",
+    backend: str | None = None,
     readers: Readers | None = None,
 ) -> jax.Array:
     """``x @ w`` where ``x`` or ``w`` lives in pinned host memory (paper section 5.2).
@@ -61,8 +61,7 @@ def stream_matmul(
     Args:
       x: [M, K]; chunks are bands of rows where it is the one in host memory.
       w: [K, N], or [N, K] if ``w_transposed``; chunks are bands along N where it is. A weight that
-        the copy engine streams should be [N, K]: bands of it lie together, those of [K, N] are
-        copied row by row at a fraction of the speed.
+        is streamed is faster as [N, K]: bands of it lie together.
       chunks: equal pieces the operand comes in, at most one a row (or column) of tiles; None: as
         many, and as large, as follows from ``rates``. More of them begin and end sooner, fewer
         reuse the other operand better.
@@ -73,7 +72,9 @@ def stream_matmul(
         transposed weight.
       rates: how fast the operand comes in and is multiplied; default those of an H200.
       backend: what brings the operand in: ``copy_engine``, or ``tma_dedicated``: CTAs of the launch
-        that only communicate, for target ``mosaic_gpu``.
+        that only communicate, for target ``mosaic_gpu``. By default the copy engine, or CTAs
+        if its handlers cannot be compiled or ``readers`` are given. CTAs are faster where a weight
+        [K, N] is streamed, whose bands the copy engine copies row by row.
       readers: those CTAs; default ``Readers()``.
 
     Returns:
@@ -85,11 +86,14 @@ def stream_matmul(
       UnsupportedError: no C++ compiler for the copy engine's handlers, or no Triton; says what to
         install. Or the kernel cannot compute this product; says why.
     """
-    if backend not in BACKENDS:
+    if backend not in (None, *BACKENDS):
         raise InputError(f"{NAME}: backend needs one of {', '.join(BACKENDS)}, found {backend!r}")
     if target == "triton" and (reason := triton_call.missing()):
         raise UnsupportedError(f"{NAME}: {reason}")
     side = _check(x, w, w_transposed)
+    if backend is None:
+        reads = target == "mosaic_gpu" and (readers is not None or build.missing())
+        backend = "tma_dedicated" if reads else "copy_engine"
     if backend == "copy_engine" and (reason := build.missing()):
         raise UnsupportedError(f"{NAME}: {reason}")
     if not isinstance(readers, Readers | None):

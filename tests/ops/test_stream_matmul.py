@@ -134,7 +134,20 @@ def test_operands_that_do_not_fit_are_refused() -> None:
         stream_matmul(on_host(x), on_host(w))
 
 
-def test_without_a_compiler_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("given", [{"backend": "copy_engine"}, {"target": "triton"}])
+def test_without_a_compiler_it_says_what_to_install(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if given.get("target") == "triton":
+        pytest.importorskip("jax_triton")
     monkeypatch.setenv("CXX", "absent-c++")
     with pytest.raises(UnsupportedError, match=r"stream_matmul: .*no compiler.*install g\+\+"):
-        stream_matmul(on_host(normal((64, 32), 0)), normal((32, 64), 1))
+        stream_matmul(on_host(normal((64, 32), 0)), normal((32, 64), 1), **given)
+
+
+def test_without_a_compiler_ctas_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "absent-c++")
+    x, w = normal((64, 32), 0), normal((32, 64), 1)
+    found = stream_matmul(on_host(x), w, preferred_element_type=jnp.float32)
+    exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+    np.testing.assert_allclose(found, exact, atol=1e-4)
