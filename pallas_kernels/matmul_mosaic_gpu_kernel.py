@@ -107,6 +107,7 @@ class _Worker:
             looks_up=self.loop.look_up is not None,
             signals=self.loop.after_tile is not None,
             adds=self.operands.addends_ahead,
+            one_turn=self.loop.one_turn,
         )
 
     @property
