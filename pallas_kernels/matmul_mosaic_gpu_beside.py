@@ -62,7 +62,7 @@ class Beside:
         if not self.signals:
             return 1
         room = self.stored_step - self.first_store
-        settle = min(SETTLE_STEPS, room // 8)
+        settle = min(SETTLE_STEPS, room // 8, room - self.stores)  # a step each, at least
         return (room - settle) // self.stores
 
     @property

@@ -50,9 +50,17 @@ class Dedicated:
                 f"found {count} and {workers}; see Launch(sms, communicating)"
             )
         try:
-            self.mover.pieces(self._layout(work))
+            layout = self._layout(work)
+            self.mover.pieces(layout)
         except SyncopateError as error:
             return str(error)
+        warpgroups = work.kernel.loop_body.warpgroups
+        if layout.channels > count * warpgroups:
+            return (
+                f"{self.name}: plan {work.schedule.plan.name} has {layout.channels} channels, each "
+                f"of which needs a warpgroup that copies, and a CTA that communicates has "
+                f"{warpgroups}: give Launch(communicating={-(-layout.channels // warpgroups)})"
+            )
         return None
 
     def _layout(self, work: Work) -> Layout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -10,8 +11,10 @@ import jax.numpy as jnp
 import pytest
 
 from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.ir.build import build_plan
 from syncopate_jax.ops import all_gather_matmul, matmul_reduce_scatter
 from syncopate_jax.options import Launch
+from syncopate_jax.registry import templates
 from syncopate_jax.runtime.folded import fold
 
 
@@ -84,6 +87,22 @@ def test_reason(operator: Any, x: Any, w: Any, given: dict[str, Any], text: str)
 def test_stores_from_registers_need_whole_tiles() -> None:
     with refused("tiles of 128 do not divide 200, and a store from registers is not clipped"):
         trace(matmul_reduce_scatter, (400, 64), (64, 256), backend="ldst_colocated")
+
+
+def test_every_channel_needs_a_warpgroup_that_copies() -> None:
+    """Else nobody does what is on it, and nothing waits for that."""
+    usual, shape = templates.get("all_gather_swizzle"), (2, 1, 512, 64)
+    plan = usual(2, shape, dtype="bfloat16", axis=0, split=4, split_axis=2, tensor="x")
+    lists = [
+        [dataclasses.replace(op, channel=f"port{i}") for i, op in enumerate(plan.ops(rank))]
+        for rank in range(2)
+    ]
+    plan = build_plan("ports", 2, plan.tensors, plan.initial, plan.goals, lists)
+    few, enough = (Launch(sms=132, communicating=n) for n in (1, 2))
+    given = {"backend": "tma_dedicated", "plan": plan}
+    with refused("has 4 channels, each of which needs a warpgroup that copies"):
+        trace(all_gather_matmul, (1, 512, 64), (64, 128), launch=few, **given)
+    trace(all_gather_matmul, (1, 512, 64), (64, 128), launch=enough, **given)
 
 
 def test_the_number_of_multiprocessors_must_be_known() -> None:

@@ -45,11 +45,19 @@ def test_addends_of_a_single_turn_are_read_last() -> None:
     assert Beside(112, 4, STORES, True, True, True, one_turn=True).addend_step == 111
 
 
-@pytest.mark.parametrize("k_steps", [*range(least_steps(STORES), 20), 64, 224])
+@pytest.mark.parametrize(
+    ("stores", "k_steps"),
+    [
+        (stores, k_steps)
+        for stores in (1, STORES, 8, 16)  # narrow ones of the widest part: 8 or 16
+        for k_steps in [*range(least_steps(stores), least_steps(stores) + 12), 64, 224]
+    ],
+)
 @pytest.mark.parametrize("stages", [2, 4, 6])
-def test_each_has_a_step_of_its_own_in_order(k_steps: int, stages: int) -> None:
+def test_each_has_a_step_of_its_own_in_order(stores: int, k_steps: int, stages: int) -> None:
     for looks_up, signals, adds, one_turn in itertools.product((False, True), repeat=4):
-        steps = Beside(k_steps, stages, STORES, looks_up, signals, adds, one_turn)
+        steps = Beside(k_steps, stages, stores, looks_up, signals, adds, one_turn)
+        assert steps.stagger >= 1
         latest = [k + steps.stagger - 1 for k in steps.store_steps]
         taken = [0] if looks_up else []
         for first, last in zip(steps.store_steps, latest, strict=True):
