@@ -1,8 +1,9 @@
 """Signals of a fused GPU kernel: counters of a launch in GMEM, raised by anyone, compared with >=.
 
 A wait is an acquire, at system scope unless asked, by one thread of a warpgroup, then a fence that
-makes what was acquired visible to the copy unit. A signal is such a release by the thread that
-started the warpgroup's copies; the caller has waited until those have landed (not only left).
+makes what was acquired visible to the copy unit. A signal is such a release by one thread; who has
+started copies has waited until those have landed (not only left), and if another warpgroup signals
+them has said so at a barrier.
 
 Counters are zero at the start of a rank's launch: XLA clears them ahead of it. Peers raise them
 only once they know that it has begun: they have been greeted (``gpu_greeting``), or XLA had a

@@ -2,7 +2,7 @@
 
 The compiled schedule's tables become lists by tile position. Waits count arrivals of warpgroups: a
 slot that an operation raises is raised by each warpgroup that copies a part of it, one that tiles
-raise by each warpgroup that stores a part of one.
+raise once by each tile.
 """
 
 from __future__ import annotations
