@@ -26,8 +26,8 @@ from experiments.common import lowering, processes, timing
 from experiments.two_gpus import correct, problems, programs
 from experiments.two_gpus.problems import Operator, Problem
 from experiments.two_gpus.programs import Ranks
-from syncopate_jax.backends import gpu_kernel
 from syncopate_jax.backends.gpu_copy import Copier
+from syncopate_jax.backends.gpu_places import Places
 from syncopate_jax.backends.gpu_signals import Signals
 from syncopate_jax.options import Launch
 from syncopate_jax.pallas_kernels import contraction_mosaic_gpu, matmul_mosaic_gpu
@@ -68,17 +68,17 @@ def no_signals() -> Iterator[None]:
 @contextlib.contextmanager
 def no_sends() -> Iterator[None]:
     """Nothing is copied to a peer, nor a tile stored there; what says that it was is raised."""
-    honest = gpu_kernel._Places._store
+    honest = Places._store
 
     def store(self: Any, key: Any, rank: Any, starts: Any, use: Any) -> None:
-        if self.kernel.communicating:
+        if self.own_only:
             honest(self, key, rank, starts, use)
         else:
             pl.when(rank == self.table.row)(lambda: honest(self, key, rank, starts, use))
 
     with (
         mock.patch.object(Copier, "_copy", lambda *_: None),
-        mock.patch.object(gpu_kernel._Places, "_store", store),
+        mock.patch.object(Places, "_store", store),
     ):
         yield
 
