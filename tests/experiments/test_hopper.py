@@ -122,7 +122,7 @@ def test_the_table_of_what_machinery_costs(tmp_path: Path) -> None:
 
 
 def test_the_page_of_kernels_has_the_table_of_the_file() -> None:
-    made = machinery.table(results.ROOT / "experiments/results/hopper_h200.json")
+    made = machinery.table(results.ROOT / "experiments/results/hopper_machinery_h200.json")
     assert len(made.splitlines()) > 8
     assert made in (results.ROOT / "docs/kernels.md").read_text()
 
