@@ -10,7 +10,7 @@ import dataclasses
 
 LOOK_UP_STEPS = 2  # k steps that hide a read of the table from L2
 ADDEND_STEPS = 6  # k steps that hide a read of a tile from L2
-SETTLE_STEPS = 4  # k steps in which a store to a peer arrives
+SETTLE_STEPS = 4  # k steps in which a store arrives
 FLIGHT_STEPS = 9  # k steps in which a signal is raised and seen by a peer
 
 
@@ -29,6 +29,7 @@ class Beside:
       stores: output stores of a tile.
       looks_up: whether a table is read first of all.
       signals: whether a tile is signalled once it is stored.
+      sends: whether a tile may be stored at a peer.
       adds: whether addends are read beside the product.
       one_turn: no executor has more than one tile: addends are computed at the same time.
     """
@@ -38,6 +39,7 @@ class Beside:
     stores: int
     looks_up: bool = False
     signals: bool = False
+    sends: bool = False
     adds: bool = False
     one_turn: bool = False
 
@@ -59,7 +61,7 @@ class Beside:
         0 to one less steps, each by another number: all CTAs end a tile together, and the copy unit
         loads nothing while the link is too busy to take what it stores.
         """
-        if not self.signals:
+        if not self.sends:
             return 1
         room = self.stored_step - self.first_store
         settle = min(SETTLE_STEPS, room // 8, room - self.stores)  # a step each, at least
@@ -68,11 +70,15 @@ class Beside:
     @property
     def stored_step(self) -> int:
         """The k step beside which the stores, long complete, are said to be."""
-        least = max(self.first_store + self.stores, 3 * self.k_steps // 4)
-        late = 7 * self.k_steps // 8
-        if self.adds:  # a peer may add this tile to its next
-            late = min(late, self.k_steps - ADDEND_STEPS - FLIGHT_STEPS - self.stages)
-        return min(max(late, least), self.k_steps - 2)
+        found = self.first_store + self.stores
+        if self.sends:
+            late = 7 * self.k_steps // 8
+            if self.adds:  # a peer may add this tile to its next
+                late = min(late, self.k_steps - ADDEND_STEPS - FLIGHT_STEPS - self.stages)
+            found = max(found, late, 3 * self.k_steps // 4)
+        else:  # others bring it to peers, the sooner the better
+            found += SETTLE_STEPS
+        return min(found, self.k_steps - 2)
 
     @property
     def addend_step(self) -> int:

@@ -106,6 +106,7 @@ class _Worker:
             len(self.epilogue.subtiles),
             looks_up=self.loop.look_up is not None,
             signals=self.loop.after_tile is not None,
+            sends=self.loop.sends,
             adds=self.operands.addends_ahead,
             one_turn=self.loop.one_turn,
         )

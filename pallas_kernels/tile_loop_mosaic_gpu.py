@@ -145,6 +145,7 @@ class TileLoop:
         memory as ``known``. A kernel that stores each tile before the next does not call it.
       look_up_signals: called by the warpgroup that loads, with the tile before and the one that it
         begins; returns them with what ``after_tile`` and ``before_addend`` need of memory.
+      sends: tiles may be stored at peers.
       in_turn: a tile's waits may depend on the tile before: that is stored and signalled first.
     """
 
@@ -158,6 +159,7 @@ class TileLoop:
     before_addend: Callable[[Tile], None] | None = None
     look_up: Callable[[Tile, Tile], tuple[Tile, Tile]] | None = None
     look_up_signals: Callable[[Tile, Tile], tuple[Tile, Tile]] | None = None
+    sends: bool = False
     in_turn: bool = False
 
     @property

@@ -282,6 +282,7 @@ class _Cta:
             before_addend=None if layout.e_waits.empty else before_addend,
             look_up=look_up,
             look_up_signals=look_up_signals,
+            sends=not self.kernel.communicating and not layout.signals.empty,
             in_turn=layout.in_turn,
         )
         local = self.kernel.work.kernel

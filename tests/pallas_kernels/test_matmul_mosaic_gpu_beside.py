@@ -12,29 +12,32 @@ STORES = 4
 
 
 @pytest.mark.parametrize(
-    ("k_steps", "looks_up", "signals", "adds", "stores", "stored", "signalled", "addends"),
+    ("k_steps", "looks_up", "signals", "sends", "adds", "stores", "stored", "signalled", "addends"),
     [
-        (112, False, False, False, [0, 1, 2, 3], None, None, None),  # nobody shares the bus
-        (112, True, False, False, [2, 3, 4, 5], None, None, None),
-        (112, True, True, False, [2, 25, 48, 71], 98, 103, None),
-        (112, True, True, True, [2, 23, 44, 65], 93, 98, 106),
-        (64, True, True, False, [2, 14, 26, 38], 56, 61, None),
-        (64, True, True, True, [2, 12, 22, 32], 48, 53, 58),
-        (16, True, True, True, [2, 4, 6, 8], 12, 13, 13),
-        (8, True, True, True, [2, 3, 4, 5], 6, 7, 7),
+        (112, False, False, False, False, [0, 1, 2, 3], None, None, None),  # nobody shares the bus
+        (112, True, False, False, False, [2, 3, 4, 5], None, None, None),
+        (112, True, True, False, True, [2, 3, 4, 5], 10, 15, 106),  # others send what is stored
+        (8, True, True, False, True, [2, 3, 4, 5], 6, 7, 7),
+        (112, True, True, True, False, [2, 25, 48, 71], 98, 103, None),
+        (112, True, True, True, True, [2, 23, 44, 65], 93, 98, 106),
+        (64, True, True, True, False, [2, 14, 26, 38], 56, 61, None),
+        (64, True, True, True, True, [2, 12, 22, 32], 48, 53, 58),
+        (16, True, True, True, True, [2, 4, 6, 8], 12, 13, 13),
+        (8, True, True, True, True, [2, 3, 4, 5], 6, 7, 7),
     ],
 )
 def test_what_waits_for_memory_is_spread_over_the_next_tile(
     k_steps: int,
     looks_up: bool,
     signals: bool,
+    sends: bool,
     adds: bool,
     stores: list[int],
     stored: int | None,
     signalled: int | None,
     addends: int | None,
 ) -> None:
-    steps = Beside(k_steps, 4, STORES, looks_up, signals, adds)
+    steps = Beside(k_steps, 4, STORES, looks_up, signals, sends, adds)
     assert steps.store_steps == stores
     assert stored in (None, steps.stored_step)
     assert signalled in (None, steps.signal_step)
@@ -42,7 +45,7 @@ def test_what_waits_for_memory_is_spread_over_the_next_tile(
 
 
 def test_addends_of_a_single_turn_are_read_last() -> None:
-    assert Beside(112, 4, STORES, True, True, True, one_turn=True).addend_step == 111
+    assert Beside(112, 4, STORES, True, True, True, True, one_turn=True).addend_step == 111
 
 
 @pytest.mark.parametrize(
@@ -55,8 +58,10 @@ def test_addends_of_a_single_turn_are_read_last() -> None:
 )
 @pytest.mark.parametrize("stages", [2, 4, 6])
 def test_each_has_a_step_of_its_own_in_order(stores: int, k_steps: int, stages: int) -> None:
-    for looks_up, signals, adds, one_turn in itertools.product((False, True), repeat=4):
-        steps = Beside(k_steps, stages, stores, looks_up, signals, adds, one_turn)
+    for looks_up, signals, sends, adds, one_turn in itertools.product((False, True), repeat=5):
+        steps = Beside(
+            k_steps, stages, stores, looks_up, signals, sends and signals, adds, one_turn
+        )
         assert steps.stagger >= 1
         latest = [k + steps.stagger - 1 for k in steps.store_steps]
         taken = [0] if looks_up else []
