@@ -41,14 +41,17 @@ SPLITS = (1, 4)
 CTAS = (4, 8, 16)
 
 
-def call(found: Machine, problem: Problem, ranks: int, options: Options) -> Predicted:
+def call(
+    found: Machine, problem: Problem, ranks: int, options: Options, lag: float | None = None
+) -> Predicted:
     """The predicted call of a problem."""
     operator = problem.operator
     x, w = ([*problem.mkn[i : i + 2]] for i in (0, 1))
     for shape, shared in ((x, operator.x), (w, operator.w)):
         if shared is not None:
             shape[shared] //= ranks
-    return predict_call(found, operators.get(operator.name), (1, *x), tuple(w), ranks, options)
+    spec = operators.get(operator.name)
+    return predict_call(found, spec, (1, *x), tuple(w), ranks, options, lag=lag)
 
 
 def seconds(found: Machine, row: Timed) -> float:
@@ -56,7 +59,7 @@ def seconds(found: Machine, row: Timed) -> float:
     label = next(iter(problems.choices(row.problem))) if row.label == "xla" else row.label
     run = measured.BY_FILE[row.file]
     options = Options(**problems.options(label), tiles=run.tiles)
-    one = call(found, row.problem, RANKS, options)
+    one = call(found, row.problem, RANKS, options, run.lag)
     device = one.unfused if row.label == "xla" else one.fused
     if row.label != "xla" and options.backend != "copy_engine":
         device += run.barrier

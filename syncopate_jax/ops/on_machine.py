@@ -9,6 +9,7 @@ costs beside its kernel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,11 +33,8 @@ from syncopate_jax.ops.blocked import block
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.pallas_kernels.contraction_mosaic_gpu import ContractionLoop
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_beside import Beside
 from syncopate_jax.runtime.operator import Operator
-
-SIGNAL_LAG = 0.875
-"""Of fused products that store a tile beside the next one (``stored_step`` of
-``pallas_kernels/matmul_mosaic_gpu_beside.py``). Tiles that send themselves have left by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +72,13 @@ def predict_call(
     options: Options,
     *,
     dtype: str = "bfloat16",
+    lag: float | None = None,
 ) -> Predicted:
     """Predicted times of ``spec`` with local operands of shapes ``lhs`` and ``rhs``.
 
     Args:
       options: the backend, its split and CTAs; the target is ``mosaic_gpu``.
+      lag: in place of ``signal_lag``, for kernels that are not today's.
 
     Raises UnsupportedError when the backend cannot do it, or nothing is known of its speed.
     """
@@ -94,9 +94,9 @@ def predict_call(
         schedule = tile_stores(schedule, work.space, work.accesses, work.axis_map)
     one = fused.problem(spec, ranks, lhs, rhs)
     seconds = machine.tile(_tile_elements(operator), one.k)
-    timeline = simulate(
-        schedule.plan, topology, schedule, tile_seconds=seconds, signal_lag=_signal_lag(operator)
-    )
+    told = signal_lag(operator)
+    told = lag if told and lag is not None else told
+    timeline = simulate(schedule.plan, topology, schedule, tile_seconds=seconds, signal_lag=told)
     # What a collective moves, whatever plan the fused operator follows.
     usual = fused.prepare(spec.kind, layout, dtype, dtype, Options(), target="mosaic_gpu")[2]
     return Predicted(
@@ -147,12 +147,20 @@ def _tile_elements(operator: Operator) -> int:
     return int(np.prod(hi[:, 0] - lo[:, 0], axis=1).max())
 
 
-def _signal_lag(operator: Operator) -> float:
-    """Share of a tile that a CTA computes before it tells those that communicate of the last."""
+def signal_lag(operator: Operator) -> float:
+    """Share of a tile that a CTA computes before it tells those that communicate of the last.
+
+    Tiles that send themselves have left by then.
+    """
     kernel = operator.work.kernel
     body, dtype = kernel.loop_body, kernel.out_shape[0].dtype
-    beside = isinstance(body, ContractionLoop) and body.config.overlaps(dtype)
-    return SIGNAL_LAG if beside and isinstance(_backend(operator), Dedicated) else 0.0
+    if not (isinstance(body, ContractionLoop) and isinstance(_backend(operator), Dedicated)):
+        return 0.0
+    steps = math.prod(kernel.grid[axis] for axis in kernel.reduction_axes)
+    if not body.config.overlaps(dtype, steps):
+        return 0.0
+    beside = Beside(steps, body.config.stages, body.config.stores(dtype), True, signals=True)
+    return beside.signal_step / steps
 
 
 def _exchange(machine: Machine, kind: str, plan: Plan) -> float:

@@ -8,9 +8,10 @@ import pytest
 
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.ir import machine, presets
-from syncopate_jax.ops.on_machine import SIGNAL_LAG, predict_call
+from syncopate_jax.ops.on_machine import predict_call
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Launch, Options
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_beside import Beside
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 
 H200 = machine.h200()
@@ -57,9 +58,12 @@ def test_those_that_communicate_are_told_of_a_tile_during_the_next(
     m, k, n = 1024, 4096, 4096
     options = Options(backend="tma_dedicated", split=1, launch=Launch(communicating=4))
     found = predict_call(H200, SCATTER, (1, m, k // 2), (k // 2, n), 2, options)
-    told = (1 + SIGNAL_LAG) * H200.tile(128 * 128, k // 2)
+    lag = Beside(k // 2 // 64, 6, 2, looks_up=True, signals=True).signal_step / (k // 2 // 64)
+    told = (1 + lag) * H200.tile(128 * 128, k // 2)
     copied = m // 2 * n * 2 / (4 * H200.copy_unit_cta_bandwidth) + presets.SIGNAL_LATENCY
     assert found.fused == pytest.approx(told + copied + H200.call_seconds)
+    older = predict_call(H200, SCATTER, (1, m, k // 2), (k // 2, n), 2, options, lag=0.75)
+    assert older.fused - found.fused == pytest.approx((0.75 - lag) * H200.tile(128 * 128, k // 2))
     # Where registers do not hold a tile beside the next, it is stored and told of before that.
     monkeypatch.setattr(MatmulConfig, "overlaps", lambda *_: False)
     at_once = predict_call(H200, SCATTER, (1, m, k // 2), (k // 2, n), 2, options).timeline
