@@ -31,7 +31,6 @@ class Beside:
       signals: whether a tile is signalled once it is stored.
       sends: whether a tile may be stored at a peer.
       adds: whether addends are read beside the product.
-      one_turn: no executor has more than one tile: addends are computed at the same time.
     """
 
     k_steps: int
@@ -41,7 +40,6 @@ class Beside:
     signals: bool = False
     sends: bool = False
     adds: bool = False
-    one_turn: bool = False
 
     @property
     def first_store(self) -> int:
@@ -82,12 +80,8 @@ class Beside:
 
     @property
     def addend_step(self) -> int:
-        """The k step beside which addends are read: late, as peers may be late, but hidden.
-
-        In one turn nothing hides them: who waits should have as little left to do as can be.
-        """
-        last = self.k_steps - 1
-        return last if self.one_turn else max(self.k_steps - ADDEND_STEPS, self.stored_step + 1)
+        """The k step beside which addends are read: late, as peers may be late, but hidden."""
+        return max(self.k_steps - ADDEND_STEPS, self.stored_step + 1)
 
     @property
     def signal_step(self) -> int:

@@ -108,7 +108,6 @@ class _Worker:
             signals=self.loop.after_tile is not None,
             sends=self.loop.sends,
             adds=self.operands.addends_ahead,
-            one_turn=self.loop.one_turn,
         )
 
     @property

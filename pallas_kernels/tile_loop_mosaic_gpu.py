@@ -162,12 +162,6 @@ class TileLoop:
     sends: bool = False
     in_turn: bool = False
 
-    @property
-    def one_turn(self) -> bool:
-        """Whether it is known that no worker has more than one tile."""
-        size, workers = self.order.size, self.workers
-        return isinstance(size, int) and isinstance(workers, int) and size <= workers
-
     def run(self, body: Callable[[Tile, Any], Any], carry: Any) -> Any:
         """Folds ``body`` over this worker's tiles; run by every warpgroup that needs them."""
         size, workers = _i32(self.order.size), _i32(self.workers)

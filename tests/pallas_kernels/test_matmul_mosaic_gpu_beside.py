@@ -44,10 +44,6 @@ def test_what_waits_for_memory_is_spread_over_the_next_tile(
     assert addends in (None, steps.addend_step)
 
 
-def test_addends_of_a_single_turn_are_read_last() -> None:
-    assert Beside(112, 4, STORES, True, True, True, True, one_turn=True).addend_step == 111
-
-
 @pytest.mark.parametrize(
     ("stores", "k_steps"),
     [
@@ -58,10 +54,8 @@ def test_addends_of_a_single_turn_are_read_last() -> None:
 )
 @pytest.mark.parametrize("stages", [2, 4, 6])
 def test_each_has_a_step_of_its_own_in_order(stores: int, k_steps: int, stages: int) -> None:
-    for looks_up, signals, sends, adds, one_turn in itertools.product((False, True), repeat=5):
-        steps = Beside(
-            k_steps, stages, stores, looks_up, signals, sends and signals, adds, one_turn
-        )
+    for looks_up, signals, sends, adds in itertools.product((False, True), repeat=4):
+        steps = Beside(k_steps, stages, stores, looks_up, signals, sends and signals, adds)
         assert steps.stagger >= 1
         latest = [k + steps.stagger - 1 for k in steps.store_steps]
         taken = [0] if looks_up else []
