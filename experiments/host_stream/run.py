@@ -221,7 +221,7 @@ def _copy_in(bounds: Sequence[int]) -> Callable[[jax.Array], jax.Array]:
         call = op.stream_call(x.shape, x.dtype.itemsize, bounds, CONFIG.tile_m, 0)
         call = dataclasses.replace(call, joined=True)
         type_ = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        (out,), raised = copies.start(call, jnp.zeros(2, jnp.int32), [x], [type_])
+        (out,), raised = copies.start(call, copies.ALONE, [x], [type_])
         return copies.join(out, raised, [])
 
     return copy

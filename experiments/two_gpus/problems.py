@@ -169,7 +169,9 @@ def _labels(problem: Problem) -> tuple[str, ...]:
         return ("colocated",) if problem.small else ("colocated", "dedicated 4/4")
     if problem.operator in (SCATTER, REDUCE) and problem.small:
         return "colocated", "dedicated 4/2"
-    return ("colocated", "dedicated 4/4") if problem.operator is SCATTER else ("colocated",)
+    if problem.operator is SCATTER:
+        return "colocated", "dedicated 4/4", "dedicated 4/2"
+    return ("colocated",)
 
 
 def choices(problem: Problem, barriers: bool = False) -> dict[str, dict[str, Any]]:

@@ -189,8 +189,7 @@ def _copies(
         if signals and number + 1 == len(rows):
             slot = signals[0][1]
             value = raised[dst_rank, slot] = raised.get((dst_rank, slot), 0) + 1
-        own = src_rank == dst_rank
-        lane = 0 if own else 1
+        lane = 0 if src_rank == dst_rank else 1
         source_at = (tensors.index(source.tensor), src, src_pitch)
         target_at = (tensors.index(target.tensor), dst, dst_pitch)
         found.append(
@@ -246,19 +245,13 @@ class _Run:
             )
         return [copies.join(outs[0], flags, sources), *outs[1:]]
 
-    def _where(self) -> jax.Array:
-        """Which group of ranks this device is in, by its place along the other mesh axes."""
-        names = self.work.axis_names
-        mesh = jax.sharding.get_abstract_mesh()
-        others = tuple(name for name in mesh.manual_axes if name not in names)
-        group = lax.axis_index(others) if others else 0
-        return jnp.stack([jnp.asarray(i, jnp.int32) for i in (group, lax.axis_index(names))])
-
     def _on_device(
         self, operands: Sequence[jax.Array], sources: Sequence[jax.Array]
     ) -> tuple[list[jax.Array], jax.Array]:
         gathered = self.engine.gathered(self.work)
-        buffers, flags = copies.start(self.call, self._where(), sources, list(gathered.values()))
+        buffers, flags = copies.start(
+            self.call, copies.place(self.work.axis_names), sources, list(gathered.values())
+        )
         arrived = dict(zip(gathered, buffers, strict=True))
         return self.engine.behind(self.work, operands, arrived, flags), flags
 
@@ -274,7 +267,7 @@ class _Run:
         types = [
             jax.ShapeDtypeStruct(b.shape, jnp.dtype(self.plan.tensor(b.tensor).dtype)) for b in seen
         ]
-        buffers, flags = copies.start(call, self._where(), sources, types)
+        buffers, flags = copies.start(call, copies.place(work.axis_names), sources, types)
         buffers = copies.wait(call, flags, jnp.asarray(call.wanted())[rank], buffers)
         full = dict(named)
         bound = {b.tensor: b.operand for b in work.axis_map.bindings}
@@ -312,12 +305,13 @@ class FlaggedKernel(FusedKernel):
 
         def body(table_ref: Any, flags_ref: Any, *refs: Any) -> None:
             named = dict(zip([*arrays, *outs], refs, strict=True))
-            zero = jnp.int32(0)
-            peers = Peers(named, placed, frozenset(), zero, self.ranks, self.work.axis_names)
+            # A kernel whose peers' memory it does not touch cannot ask which rank it is.
+            rank, zero = flags_ref[flags.shape[0] - 1], jnp.int32(0)
+            peers = Peers(named, placed, frozenset(), rank, self.ranks, self.work.axis_names)
             waits = _Flags(flags_ref, self.layout.num_slots, zero, False, None)
             cta = lax.axis_index(CTA_AXIS)
             warpgroup = lax.axis_index(loop.launch()["thread_name"])
-            row = Row(table_ref, zero)
+            row = Row(table_ref, rank)
             gpu_kernel._Cta(self, row, peers, waits, None, cta, warpgroup).compute(cta)
 
         body.__name__ = f"fused_{kernel.name}"
@@ -328,7 +322,7 @@ class FlaggedKernel(FusedKernel):
             grid_names=(CTA_AXIS,),
             compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
             **loop.launch(),
-        )(self._own_table(), flags, *arrays.values())
+        )(jnp.asarray(self.layout.table), flags, *arrays.values())
         by_key = dict(zip(outs, made, strict=True))
         return [self._result(name, placed, by_key) for name in kernel.results]
 

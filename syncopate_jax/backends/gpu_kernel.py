@@ -162,10 +162,6 @@ class FusedKernel:
         lead, *rest = buffer.matrices
         return (lead * self.ranks if self.launch.folded and not shared else lead, *rest)
 
-    def _own_table(self) -> jax.Array:
-        """The row of this device's rank, for a kernel that cannot ask which rank it is."""
-        return jnp.asarray(self.layout.table)[lax.axis_index(self.work.axis_names)][None]
-
     def _result(
         self, name: str, placed: Mapping[Key, Placed], made: Mapping[Key, jax.Array]
     ) -> jax.Array:

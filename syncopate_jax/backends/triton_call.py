@@ -16,7 +16,6 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from syncopate_jax.backends import triton_facts
 from syncopate_jax.errors import InputError, UnsupportedError
@@ -190,11 +189,3 @@ def _undefined(out: jax.ShapeDtypeStruct, zero: bool) -> np.ndarray:
         return np.zeros(out.shape, out.dtype)
     is_float = jnp.issubdtype(out.dtype, jnp.floating)
     return np.full(out.shape, np.nan if is_float else -1, out.dtype)
-
-
-def where(axis_names: Sequence[str]) -> jax.Array:
-    """int32 [2]: which group of ranks this device is in, and its rank there."""
-    mesh = jax.sharding.get_abstract_mesh()
-    others = tuple(name for name in mesh.manual_axes if name not in axis_names)
-    group = lax.axis_index(others) if others else 0
-    return jnp.stack([jnp.asarray(i, jnp.int32) for i in (group, lax.axis_index(axis_names))])

@@ -143,8 +143,8 @@ class FusedTriton:
         )
         peers = jax.ShapeDtypeStruct((len(self.laid.far) * self.ranks, 2), jnp.int32)
         sources = [given[name] for name in read_far]
-        where = triton_call.where(self.work.axis_names)
-        (*buffers, addresses), counters = copies.start(call, where, sources, [*met.values(), peers])
+        place = copies.place(self.work.axis_names)
+        (*buffers, addresses), counters = copies.start(call, place, sources, [*met.values(), peers])
         table = jnp.asarray(self.laid.table)[lax.axis_index(self.work.axis_names)][None]
         inputs = {**given, TABLE: table, PEERS: addresses, COUNTERS: counters}
         inputs |= dict(zip(met, buffers, strict=True))

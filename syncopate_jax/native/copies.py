@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.native import build
@@ -86,9 +88,22 @@ class Call:
         return found
 
 
+def place(axis_names: Sequence[str]) -> jax.Array:
+    """int32 [2]: which group of ranks this device is in, by its place along the other axes of the
+    mesh, and its rank there."""
+    mesh = jax.sharding.get_abstract_mesh()
+    others = tuple(name for name in mesh.manual_axes if name not in axis_names)
+    group = lax.axis_index(others) if others else 0
+    return jnp.stack([jnp.asarray(i, jnp.int32) for i in (group, lax.axis_index(axis_names))])
+
+
+ALONE = np.zeros(2, np.int32)
+"""The place of a rank without others."""
+
+
 def start(
     call: Call,
-    where: jax.Array,
+    place: jax.typing.ArrayLike,
     sources: Sequence[jax.Array],
     results: Sequence[jax.ShapeDtypeStruct],
 ) -> tuple[list[jax.Array], jax.Array]:
@@ -96,19 +111,24 @@ def start(
 
     Args:
       call: the call site.
-      where: int32 [2]: which group of ranks this device is in, and its rank there.
+      place: of this device; see ``place``.
       sources: operands copied from.
       results: buffers copied into; what no copy writes is left undefined.
 
     Returns:
-      The buffers, and flags int32 [slots], zero until their chunk has arrived.
+      The buffers, and flags int32 [slots + 2], zero until their chunk has arrived; behind them the
+      place, so that one small kernel ahead of the handler makes both.
     """
     build.load()
-    flags = jax.ShapeDtypeStruct((max(call.slots, 1),), np.int32)
+    zeros = jnp.concatenate([jnp.zeros(call.slots, jnp.int32), place])
+    flags = jax.ShapeDtypeStruct(zeros.shape, zeros.dtype)
     *buffers, flags_out = jax.ffi.ffi_call(
-        "syncopate_start", [*results, flags], has_side_effect=True
+        "syncopate_start",
+        [*results, flags],
+        has_side_effect=True,
+        input_output_aliases={0: len(results)},
     )(
-        where,
+        zeros,
         *sources,
         name=call.name,
         ranks=np.int64(call.ranks),

@@ -1,6 +1,6 @@
 // XLA FFI handlers of the copy engine: chunks move beside a kernel, which waits for a flag a chunk.
 //
-//   start   zeroes the flags, meets the handlers of the other devices of the process to exchange
+//   start   takes zeroed flags, meets the handlers of the other devices of the process to exchange
 //           addresses, and begins the copies into this device, each with a flag behind it; then the
 //           kernel runs beside them
 //   wait    CPU only, in the kernel's place: returns once the flags have the wanted counts
@@ -75,7 +75,6 @@ struct Driver {
   CUresult (*StreamWriteValue32)(CUstream, CUdeviceptr, uint32_t, unsigned);
   CUresult (*EventCreate)(CUevent*, unsigned);
   CUresult (*EventRecord)(CUevent, CUstream);
-  CUresult (*MemsetD32Async)(CUdeviceptr, unsigned, size_t, CUstream);
   CUresult (*MemcpyAsync)(CUdeviceptr, CUdeviceptr, size_t, CUstream);
   CUresult (*Memcpy2DAsync)(const Memcpy2D*, CUstream);
   CUresult (*PointerGetAttribute)(void*, int, CUdeviceptr);
@@ -96,7 +95,6 @@ struct Driver {
     Find(library, "cuStreamWriteValue32_v2", StreamWriteValue32);
     Find(library, "cuEventCreate", EventCreate);
     Find(library, "cuEventRecord", EventRecord);
-    Find(library, "cuMemsetD32Async", MemsetD32Async);
     Find(library, "cuMemcpyAsync", MemcpyAsync);
     Find(library, "cuMemcpy2DAsync_v2", Memcpy2DAsync);
     Find(library, "cuPointerGetAttribute", PointerGetAttribute);
@@ -437,25 +435,33 @@ ffi::ErrorOr<std::unique_ptr<SiteState<platform>>> NewSite(std::string_view name
 
 // ---- Operands and results -----------------------------------------------------------------------
 
-// start(where, sources...) -> (buffers..., flags): where is int32 [group, rank] of this device.
+// start(flags, sources...) -> (buffers..., flags): flags are int32, zeros, and behind them the group
+// and rank of this device; they come back in place, or where XLA keeps them, as a copy.
+constexpr size_t kPlace = 2;
+
 struct Call {
-  const int32_t* where = nullptr;
+  const int32_t* zeros = nullptr;
   std::vector<const void*> sources;
   std::vector<size_t> source_bytes;
   std::vector<char*> buffers;
   std::vector<size_t> buffer_bytes;
   int32_t* flags = nullptr;
   size_t slots = 0;
+
+  const int32_t* place() const { return zeros + slots; }
+  size_t flag_bytes() const { return (slots + kPlace) * sizeof(int32_t); }
 };
 
 ffi::ErrorOr<Call> Decode(const std::string& site, ffi::RemainingArgs args,
                           ffi::RemainingRets rets) {
   Call call;
+  size_t given = 0;
   for (size_t i = 0; i < args.size(); ++i) {
     ffi::ErrorOr<ffi::AnyBuffer> arg = args.get<ffi::AnyBuffer>(i);
     if (!arg.has_value()) return ffi::Unexpected(arg.error());
     if (i == 0) {
-      call.where = static_cast<const int32_t*>(arg->untyped_data());
+      call.zeros = static_cast<const int32_t*>(arg->untyped_data());
+      given = arg->element_count();
     } else {
       call.sources.push_back(arg->untyped_data());
       call.source_bytes.push_back(arg->size_bytes());
@@ -466,15 +472,20 @@ ffi::ErrorOr<Call> Decode(const std::string& site, ffi::RemainingArgs args,
     if (!ret.has_value()) return ffi::Unexpected(ret.error());
     if (i + 1 == rets.size()) {
       call.flags = static_cast<int32_t*>((*ret)->untyped_data());
-      call.slots = (*ret)->element_count();
+      if (given < kPlace || (*ret)->element_count() != given) {
+        return ffi::Unexpected(ffi::Error::InvalidArgument(
+            site + ": start takes flags and a place, and returns as many numbers; found " +
+            std::to_string(given) + " and " + std::to_string((*ret)->element_count())));
+      }
+      call.slots = given - kPlace;
     } else {
       call.buffers.push_back(static_cast<char*>((*ret)->untyped_data()));
       call.buffer_bytes.push_back((*ret)->size_bytes());
     }
   }
-  if (call.where == nullptr || call.flags == nullptr) {
+  if (call.zeros == nullptr || call.flags == nullptr) {
     return ffi::Unexpected(ffi::Error::InvalidArgument(
-        site + ": start takes where and sources, and returns buffers and flags"));
+        site + ": start takes flags and sources, and returns buffers and flags"));
   }
   return call;
 }
@@ -564,12 +575,12 @@ ffi::Error NewSeat(const Site& site, const Call& call, CUstream stream, Seat* se
   const Driver& cuda = TheDriver();
   if (site.ranks > 1) {
     // Once a device and executable: which rank it is. Waits for the stream.
-    int32_t where[2] = {};
+    int32_t place[kPlace] = {};
     RETURN_IF_FAILED(site.name,
-                     MemcpyAsync(Address(where), Address(call.where), sizeof(where), stream));
+                     MemcpyAsync(Address(place), Address(call.place()), sizeof(place), stream));
     RETURN_IF_FAILED(site.name, StreamSynchronize(stream));
-    seat->group = where[0];
-    seat->rank = where[1];
+    seat->group = place[0];
+    seat->rank = place[1];
   }
   Pool& pool = Pool::Of(seat->ordinal);
   seat->sides.resize(site.sides);
@@ -632,8 +643,8 @@ ffi::Error FindSeat(Site& site, const Call& call, int ordinal, CUstream stream, 
   if (stream != nullptr) {
     if (ffi::Error error = NewSeat(site, call, stream, seat.get()); error.failure()) return error;
   } else if (site.ranks > 1) {
-    seat->group = call.where[0];
-    seat->rank = call.where[1];
+    seat->group = call.place()[0];
+    seat->rank = call.place()[1];
   }
   if (seat->rank < 0 || seat->rank >= static_cast<int64_t>(site.ranks)) {
     return ffi::Error::InvalidArgument(site.name + ": device " + std::to_string(ordinal) +
@@ -667,8 +678,9 @@ ffi::Error CudaStart(void* stream, ffi::RunId run, int32_t ordinal, CudaState* s
   }
   const Key key = seat->Next(run.run_id, 0);
   const CUevent ready = seat->ready[seat->next], done = seat->done[seat->next];
-  if (call.slots > 0) {
-    RETURN_IF_FAILED(site.name, MemsetD32Async(Address(call.flags), 0, call.slots, stream));
+  if (call.flags != call.zeros) {
+    RETURN_IF_FAILED(site.name, MemcpyAsync(Address(call.flags), Address(call.zeros),
+                                            call.flag_bytes(), stream));
   }
   RETURN_IF_FAILED(site.name, EventRecord(ready, stream));
 
@@ -752,6 +764,7 @@ ffi::Error CudaJoin(void* stream, ffi::RunId run, int32_t ordinal, ffi::Remainin
   timer.Waited(since);
   if (error.failure()) return error;
   for (const Card& card : meeting->cards) {
+    if (card.event == pending.event) continue;  // has been waited for
     RETURN_IF_FAILED(site.name, StreamWaitEvent(stream, card.event, 0));
   }
   return ffi::Error::Success();
@@ -780,7 +793,7 @@ ffi::Error CpuStart(ffi::RunId run, int32_t ordinal, CpuState* state, ffi::Remai
     return error;
   }
   const Key key = seat->Next(run.run_id, 0);
-  std::memset(call.flags, 0, call.slots * sizeof(int32_t));
+  if (call.flags != call.zeros) std::memcpy(call.flags, call.zeros, call.flag_bytes());
   std::vector<const void*> far;
   if (ffi::Error error = FarAddresses(site, call, &far); error.failure()) return error;
   std::shared_ptr<Meeting> meeting;
@@ -852,7 +865,7 @@ ffi::Error CpuWait(ffi::RemainingArgs args, ffi::RemainingRets rets, std::string
   if (!flags.has_value()) return flags.error();
   if (!wanted.has_value()) return wanted.error();
   const Clock::time_point deadline = Clock::now() + std::chrono::milliseconds(limit_ms);
-  for (size_t slot = 0; slot < flags->element_count(); ++slot) {
+  for (size_t slot = 0; slot < wanted->element_count(); ++slot) {
     const int32_t* flag = static_cast<const int32_t*>(flags->untyped_data()) + slot;
     const int32_t count = static_cast<const int32_t*>(wanted->untyped_data())[slot];
     int32_t found = 0;

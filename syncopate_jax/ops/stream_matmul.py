@@ -252,7 +252,7 @@ def _emit(x: jax.Array, w: jax.Array, *, platform: str, how: _How) -> list[jax.A
     bounds = pace.bounds() if how.chunks is None else chunk_bounds(tiles[side], how.chunks)
     call = stream_call(streamed.shape, x.dtype.itemsize, bounds, tile[side], axis)
     device = jax.ShapeDtypeStruct(streamed.shape, streamed.dtype)
-    (arriving,), flags = copies.start(call, jnp.zeros(2, jnp.int32), [streamed], [device])
+    (arriving,), flags = copies.start(call, copies.ALONE, [streamed], [device])
     operands[side] = arriving
     if platform == "cpu":
         (operands[side],) = copies.wait(call, flags, jnp.asarray(call.wanted()[0]), [arriving])

@@ -245,7 +245,7 @@ def test_streaming_takes_tiles_behind_flags(recorder: Recorder) -> None:
 
     lowered(run, x, w)
     (call,) = recorder.calls
-    assert call["grid"] == (4,) and call["args"][4].shape == (2,)  # a flag a chunk
+    assert call["grid"] == (4,) and call["args"][4].shape == (4,)  # a flag a chunk, a place
     with pytest.raises(UnsupportedError, match=r"takes w as \[K, N\]; use target 'mosaic_gpu'"):
         lowered(
             lambda x, w: stream_matmul.stream_matmul(

@@ -214,7 +214,7 @@ def one(**changes: Any) -> copies.Call:
 def test_wrong_copies_are_refused(call: copies.Call, message: str) -> None:
     def body(x: jax.Array) -> jax.Array:
         out = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        (buffer,), flags = copies.start(call, jnp.zeros(2, jnp.int32), [x], [out])
+        (buffer,), flags = copies.start(call, copies.ALONE, [x], [out])
         return copies.wait(call, flags, jnp.ones(1, jnp.int32), [buffer])[0]
 
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
