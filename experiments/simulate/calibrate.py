@@ -36,6 +36,7 @@ GUESS = Machine(
     link_bandwidth=400e9,
     copy_engine_latency=2e-5,
     copy_unit_cta_bandwidth=40e9,
+    copy_unit_bandwidth=250e9,
     load_store_cta_bandwidth=6e9,
     load_store_bandwidth=40e9,
     call_seconds=1e-5,

@@ -34,8 +34,9 @@ class Machine:
         limits its clock.
       link_bandwidth: one direction of a device's links; the copy engine reaches it.
       copy_engine_latency: of a copy that no multiprocessor makes.
-      copy_unit_cta_bandwidth: one CTA's copies by the copy unit.
-      load_store_cta_bandwidth, load_store_bandwidth: one CTA's, and all CTAs' loads and stores.
+      copy_unit_cta_bandwidth, copy_unit_bandwidth: one CTA's and all CTAs' copies by the copy unit,
+        while the others send as much.
+      load_store_cta_bandwidth, load_store_bandwidth: the same by loads and stores.
       call_seconds: on the device, beside a kernel that talks to peers: addresses and cleared
         counters, which are kernels of their own.
       copier_seconds: start and end of a kernel that only copies.
@@ -61,6 +62,7 @@ class Machine:
     link_bandwidth: float
     copy_engine_latency: float
     copy_unit_cta_bandwidth: float
+    copy_unit_bandwidth: float
     load_store_cta_bandwidth: float
     load_store_bandwidth: float
     call_seconds: float

@@ -117,17 +117,16 @@ def _realised(machine: Machine, operator: Operator) -> tuple[Topology, float]:
     if isinstance(backend, Dedicated):
         ctas = backend.communicating(operator.work.launch)
         if backend.mover.copied:
-            bandwidth = ctas * machine.copy_unit_cta_bandwidth
+            one, most = machine.copy_unit_cta_bandwidth, machine.copy_unit_bandwidth
         else:
-            bandwidth = ctas * machine.load_store_cta_bandwidth
-            bandwidth = min(bandwidth, machine.load_store_bandwidth)
-        return at(machine, ranks, bandwidth), machine.call_seconds
+            one, most = machine.load_store_cta_bandwidth, machine.load_store_bandwidth
+        return at(machine, ranks, min(ctas * one, most)), machine.call_seconds
     if isinstance(backend, Colocated) and not backend.direct:
         # The queue of a rank stands for all its CTAs; each pushes its own tile at its own rate.
         itemsize = operator.work.schedule.plan.tensors[0].itemsize
         push = _tile_elements(operator) * itemsize / machine.copy_unit_cta_bandwidth
         latency = presets.SIGNAL_LATENCY + push
-        return at(machine, ranks, machine.link_bandwidth, latency), machine.call_seconds
+        return at(machine, ranks, machine.copy_unit_bandwidth, latency), machine.call_seconds
     raise UnsupportedError(
         f"predict: nothing was measured on {machine.name} of how fast {backend.name} moves data; "
         f"use copy_engine, tma_dedicated, ldst_dedicated or tma_colocated"

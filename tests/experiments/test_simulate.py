@@ -33,7 +33,7 @@ def test_a_fit_recovers_the_machine_that_made_the_rows() -> None:
     """The rows can tell every figure apart, if they are exact."""
     bare, _ = measured.read()
     true = dataclasses.replace(
-        machine.h200(), step_seconds=1.2e-8, call_seconds=4e-5, link_bandwidth=350e9
+        machine.h200(), step_seconds=1.1e-8, call_seconds=4e-5, link_bandwidth=350e9
     )
     rows = [dataclasses.replace(row, seconds=row.predicted(true)) for row in bare]
     fitted = calibrate.fit(rows)

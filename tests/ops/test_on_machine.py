@@ -78,11 +78,12 @@ def test_loads_and_stores_are_slower_than_the_link() -> None:
 
 def test_an_all_reduce_ends_with_its_last_wave_on_the_link() -> None:
     options = Options(backend="tma_colocated")
-    scatter = predict_call(H200, SCATTER, (1, M, K // 2), (K // 2, N), 2, options)
-    reduce = predict_call(H200, REDUCE, (1, M, K // 2), (K // 2, N), 2, options)
+    # So deep that a wave's tiles are pushed while the next one's are computed.
+    scatter = predict_call(H200, SCATTER, (1, M, K), (K, N), 2, options)
+    reduce = predict_call(H200, REDUCE, (1, M, K), (K, N), 2, options)
     assert scatter.fused == pytest.approx(scatter.product + H200.call_seconds)
     # 512 tiles are 4 waves of 128; the last one is pushed by its CTA at that one's rate.
-    last = (128 / H200.link_bandwidth + 1 / H200.copy_unit_cta_bandwidth) * 128 * 256 * 2
+    last = (128 / H200.copy_unit_bandwidth + 1 / H200.copy_unit_cta_bandwidth) * 128 * 256 * 2
     expected = scatter.fused + last + presets.SIGNAL_LATENCY
     assert reduce.fused == pytest.approx(expected, rel=1e-3)
 
