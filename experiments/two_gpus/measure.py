@@ -245,6 +245,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--profile", action="store_true", help="also profile the best version")
     found.add_argument("--rivals", action="store_true", help="also time JAX's fused kernel")
     found.add_argument("--barriers", action="store_true", help="small ones with XLA's barrier too")
+    found.add_argument("--target", default="mosaic_gpu", help="what kernels are written in")
     return found
 
 
@@ -255,7 +256,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     args = arguments.parse_args(argv)
     problem = (problems.TINY if args.tiny else problems.PROBLEMS)[args.problem]
     ranks = Ranks(args.ranks, args.folded)
-    choices = problems.choices(problem, args.barriers)
+    choices = problems.choices(problem, args.barriers, args.target)
     if args.tiny:
         choices = {"xla again": {"backend": "xla"}}
     elif args.folded:

@@ -134,13 +134,19 @@ TINY = (
     Problem("tiny", SCATTER, 64, 64, 32),
     Problem("tiny", TO_ROWS, 64, 32, 32),
 )
-BARRIER = "barrier"
+BARRIER, TRITON = "barrier", "triton"
 BACKENDS = ("tma_dedicated", "ldst_dedicated", "tma_colocated", "ldst_colocated", "copy_engine")
 
 
 def options(label: str) -> dict[str, Any]:
     """What a label of a version means: ``colocated``, ``copy_engine /4`` with a split, ``dedicated
-    8/1`` with the CTAs that only communicate and a split; ``barrier``: ranks do not greet."""
+    8/1`` with the CTAs that only communicate and a split; ``barrier``: ranks do not greet. Before
+    it ``triton``: a Triton kernel, which loads and stores."""
+    target, _, rest = label.partition(" ")
+    if target == TRITON:
+        found = options(rest)
+        name = found["backend"].replace("tma_", "ldst_")
+        return found | {"target": TRITON, "backend": name}
     name, *words = label.split()
     barrier = BARRIER in words
     count, _, split = next((word for word in words if word != BARRIER), "").partition("/")
@@ -174,8 +180,17 @@ def _labels(problem: Problem) -> tuple[str, ...]:
     return ("colocated",)
 
 
-def choices(problem: Problem, barriers: bool = False) -> dict[str, dict[str, Any]]:
+def choices(
+    problem: Problem, barriers: bool = False, target: str = "mosaic_gpu"
+) -> dict[str, dict[str, Any]]:
     """Options to time, by label; ``barriers``: of small problems also with XLA's barrier."""
+    if target == TRITON:
+        names = (
+            "dedicated",
+            "colocated",
+            *(("copy_engine",) if problem.operator is GATHER else ()),
+        )
+        return {f"{TRITON} {name}": options(f"{TRITON} {name}") for name in names}
     labels = list(_labels(problem))
     if barriers and problem.small:
         labels += [f"{label} {BARRIER}" for label in labels if "copy_engine" not in label]

@@ -26,11 +26,13 @@ from experiments.common.processes import SHARING, Stage, Task
 from experiments.two_gpus import flagged, problems
 from experiments.two_gpus.problems import Problem
 
-STAGES = ("correctness", "speed", "flagged", "torch", "link")
+STAGES = ("correctness", "speed", "flagged", "torch", "link", "triton", "triton_speed")
 HERE = "experiments.two_gpus"
 TORCH = (problems.GATHER, problems.SCATTER, problems.REDUCE)
 AT_ONCE = 16
 """Processes that check, of 32 cores."""
+TRITON_PROBLEMS = (0, 1)
+"""One all-gather and one reduce-scatter, of which Triton kernels are timed too."""
 MOST_RIVALS = 21
 """Problems, the most important, that rivals in processes of their own are asked to do too."""
 
@@ -93,12 +95,33 @@ def correctness(args: argparse.Namespace) -> Stage:
     return Stage("correctness", tuple(tasks), AT_ONCE)
 
 
-def speed(args: argparse.Namespace, numbers: Sequence[int]) -> Stage:
+def triton(args: argparse.Namespace) -> list[Stage]:
+    """Triton kernels: each backend at once, and then the times of two problems; on GPUs only."""
+    if args.tiny or args.lower:
+        return []
+    backends = ("ldst_dedicated", "ldst_colocated", *(() if args.folded else ("copy_engine",)))
+    common = ("--target", problems.TRITON, "--ranks", str(args.ranks))
+    common += ("--folded",) if args.folded else ()
+    tasks = [
+        Task(f"{b}{name}", f"{HERE}.correct", ("--backend", b, *common, *more), 100, SHARING)
+        for name, more in (
+            ("", ("--calls", "4")),
+            (" gradients", ("--calls", "2", "--gradients")),
+            (" soak", ("--calls", "0", "--soak", "300")),
+        )
+        for b in backends
+    ]
+    timed = speed(args, TRITON_PROBLEMS, problems.TRITON)
+    return [Stage("triton", tuple(tasks), AT_ONCE), Stage("triton_speed", timed.tasks)]
+
+
+def speed(args: argparse.Namespace, numbers: Sequence[int], target: str = "mosaic_gpu") -> Stage:
     """A process a problem, which traces and then takes its turn."""
     common = ["--ranks", str(args.ranks), "--rounds", str(args.rounds)]
     common += ["--block-ms", str(args.block_ms), "--min-calls", str(args.min_calls)]
     flags = ("folded", "tiny", "profile", "rivals", "barriers")
     common += [f"--{name}" for name in flags if getattr(args, name)]
+    common += ["--target", target]
     tasks = [
         Task(name_of(args, n), f"{HERE}.measure", ("--problem", str(n), *common), 40, SHARING)
         for n in numbers
@@ -188,6 +211,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     left = [n for n in numbers if ("speed", name_of(args, n)) not in have]
     stages = [correctness(args), speed(args, left)]
     stages += [] if args.folded else rivals(args, left)
+    stages += triton(args)
     for stage in stages:
         if stage.name in args.stages:
             stage = processes.without(stage, have)
