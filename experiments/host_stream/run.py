@@ -222,7 +222,7 @@ def _copy_in(bounds: Sequence[int]) -> Callable[[jax.Array], jax.Array]:
         call = dataclasses.replace(call, joined=True)
         type_ = jax.ShapeDtypeStruct(x.shape, x.dtype)
         (out,), raised = copies.start(call, copies.ALONE, [x], [type_])
-        return copies.join(out, raised, [])
+        return copies.join([out], raised, [])[0]
 
     return copy
 

@@ -235,29 +235,29 @@ class _Run:
         bound = {b.tensor: b.operand for b in self.work.axis_map.bindings}
         sources = [named[bound[tensor]] for tensor in self.tensors]
         if self.platform == "cpu":
-            outs, flags = self._in_memory(named, sources)
+            outs, flags, buffers = self._in_memory(named, sources)
         elif self.platform == "cuda":
-            outs, flags = self._on_device(operands, sources)
+            outs, flags, buffers = self._on_device(operands, sources)
         else:
             raise UnsupportedError(
                 f"copy_engine runs on CUDA GPUs, this program is for {self.platform}; use target "
                 f"'tpu' or backend 'xla' there"
             )
-        return [copies.join(outs[0], flags, sources), *outs[1:]]
+        return copies.join(outs, flags, [*sources, *buffers])
 
     def _on_device(
         self, operands: Sequence[jax.Array], sources: Sequence[jax.Array]
-    ) -> tuple[list[jax.Array], jax.Array]:
+    ) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:
         gathered = self.engine.gathered(self.work)
         buffers, flags = copies.start(
             self.call, copies.place(self.work.axis_names), sources, list(gathered.values())
         )
         arrived = dict(zip(gathered, buffers, strict=True))
-        return self.engine.behind(self.work, operands, arrived, flags), flags
+        return self.engine.behind(self.work, operands, arrived, flags), flags, buffers
 
     def _in_memory(
         self, named: Mapping[str, jax.Array], sources: Sequence[jax.Array]
-    ) -> tuple[list[jax.Array], jax.Array]:
+    ) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:
         """On the CPU: the same copies, all of them awaited, then the kernel's plain-JAX form."""
         work, kernel, rank = self.work, self.work.kernel, lax.axis_index(self.work.axis_names)
         if kernel.reference is None:
@@ -276,7 +276,7 @@ class _Run:
             operand = bound[held.tensor]
             full[operand] = lax.dynamic_slice(buffer, at, work.accesses[operand].shape)
         outs = kernel.reference(*(full[name] for name in kernel.operands))
-        return list(outs) if isinstance(outs, list | tuple) else [outs], flags
+        return list(outs) if isinstance(outs, list | tuple) else [outs], flags, buffers
 
 
 @dataclass(frozen=True, slots=True, eq=False)

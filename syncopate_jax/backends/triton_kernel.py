@@ -153,10 +153,9 @@ class FusedTriton:
             outputs[TOKEN] = jax.ShapeDtypeStruct((1,), jnp.int32)
         launched = self.launched(tuple(inputs), tuple(outputs), frozenset())
         made = {**inputs, **run(launched, inputs, outputs)}
-        first, *rest = self.result_types
-        after = [made[name] for name in outputs if name != first]
-        joined = copies.join(made[first], counters, [*sources, *after, *buffers])
-        return [joined, *(made[name] for name in rest)]
+        after = [made[name] for name in outputs if name not in self.result_types]
+        results = [made[name] for name in self.result_types]
+        return copies.join(results, counters, [*sources, *after, *buffers])
 
     def _far_code(self, name: str, read: Sequence[str], met: Sequence[str]) -> int:
         """Which array of the handler a parameter is: an operand, or -1 - a result."""

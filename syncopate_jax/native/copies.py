@@ -153,15 +153,27 @@ def wait(
     )
 
 
-def join(result: jax.Array, flags: jax.Array, sources: Sequence[jax.Array]) -> jax.Array:
-    """``result``, and the end of the call: sources are kept until every rank has copied them."""
+def join(
+    results: Sequence[jax.Array], flags: jax.Array, kept: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """The end of the call: what peers copy from, or store in, is theirs until all are done.
+
+    Args:
+      results: what the call returns, in place: what peers store in is complete only now.
+      flags: those that ``start`` returned.
+      kept: the other arrays that peers, or copies into this device, touch. One that is a result
+        too is handed over once: XLA would copy it, before the peers are done.
+    """
     build.load()
-    return jax.ffi.ffi_call(
-        "syncopate_join",
-        jax.ShapeDtypeStruct(result.shape, result.dtype),
-        has_side_effect=True,
-        input_output_aliases={0: 0},
-    )(result, flags, *sources)
+    held = [x for x in kept if not any(x is result for result in results)]
+    return list(
+        jax.ffi.ffi_call(
+            "syncopate_join",
+            [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
+            has_side_effect=True,
+            input_output_aliases={1 + i: i for i in range(len(results))},
+        )(flags, *results, *held)
+    )
 
 
 def take_cost() -> dict[str, float]:

@@ -735,9 +735,9 @@ ffi::Error CudaStart(void* stream, ffi::RunId run, int32_t ordinal, CudaState* s
   return ffi::Error::Success();
 }
 
-// join(result, flags, sources...) -> result
+// join(flags, results..., kept...) -> results
 ffi::Error TakePending(ffi::RemainingArgs args, int32_t ordinal, int64_t run, Pending* out) {
-  ffi::ErrorOr<ffi::AnyBuffer> flags = args.get<ffi::AnyBuffer>(1);
+  ffi::ErrorOr<ffi::AnyBuffer> flags = args.get<ffi::AnyBuffer>(0);
   if (!flags.has_value()) return flags.error();
   return TheLedger().Take(ordinal, flags->untyped_data(), run, out);
 }
@@ -847,12 +847,14 @@ ffi::Error CpuJoin(ffi::RunId run, int32_t ordinal, ffi::RemainingArgs args,
     for (const Card& card : meeting->cards) card.done.wait();
     timer.Waited(since);
   }
-  ffi::ErrorOr<ffi::AnyBuffer> in = args.get<ffi::AnyBuffer>(0);
-  ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> out = rets.get<ffi::AnyBuffer>(0);
-  if (!in.has_value()) return in.error();
-  if (!out.has_value()) return out.error();
-  if ((*out)->untyped_data() != in->untyped_data()) {
-    std::memcpy((*out)->untyped_data(), in->untyped_data(), in->size_bytes());
+  for (size_t i = 0; i < rets.size(); ++i) {
+    ffi::ErrorOr<ffi::AnyBuffer> in = args.get<ffi::AnyBuffer>(i + 1);
+    ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> out = rets.get<ffi::AnyBuffer>(i);
+    if (!in.has_value()) return in.error();
+    if (!out.has_value()) return out.error();
+    if ((*out)->untyped_data() != in->untyped_data()) {
+      std::memcpy((*out)->untyped_data(), in->untyped_data(), in->size_bytes());
+    }
   }
   return ffi::Error::Success();
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -191,10 +192,14 @@ def test_a_result_that_peers_write_is_made_by_the_handler(recorder: Recorder) ->
     given = {"target": "triton", "launch": Launch(sms=SMS), "tiles": TILES}
     assert cases.BY_NAME["to_columns"].operator is matmul_all_to_all
     fn = cases.sharded(cases.BY_NAME["to_columns"], mesh, backend="ldst_colocated", **given)
-    lowered(fn, x, w)
+    text = lowered(fn, x, w)
     (call,) = recorder.calls
     assert call["kernel"].arg_names[4:7] == ["counters_ptr", "out_ptr", "token_ptr"]
     assert [o.shape for o in call["outs"]] == [(1,)]
+    # Handed over once: else XLA copies it ahead of the join, while peers are still writing.
+    (operands,) = re.findall(r"@syncopate_join\((.*?)\)", text)
+    names = operands.split(", ")
+    assert len(names) == len(set(names)) == 3  # flags, result, token
 
 
 def test_the_copy_engine_brings_what_a_triton_kernel_waits_for(recorder: Recorder) -> None:

@@ -177,7 +177,7 @@ std::string Run(bool joined, int lanes) {
   XLA_FFI_Buffer raised = Buffer(XLA_FFI_DataType_S32, memory.flags, &flags);
   XLA_FFI_ArgType in[] = {XLA_FFI_ArgType_BUFFER, XLA_FFI_ArgType_BUFFER};
   XLA_FFI_RetType out[] = {XLA_FFI_RetType_BUFFER, XLA_FFI_RetType_BUFFER};
-  void *given[] = {&zeros, &source}, *results[] = {&buffer, &raised}, *ends[] = {&buffer, &raised};
+  void *given[] = {&zeros, &source}, *results[] = {&buffer, &raised}, *ends[] = {&raised, &buffer};
   XLA_FFI_Args start_args{XLA_FFI_Args_STRUCT_SIZE, nullptr, 2, in, given};
   XLA_FFI_Args join_args{XLA_FFI_Args_STRUCT_SIZE, nullptr, 2, in, ends};
   XLA_FFI_Rets rets{XLA_FFI_Rets_STRUCT_SIZE, nullptr, 2, out, results};

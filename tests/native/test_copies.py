@@ -71,7 +71,7 @@ def values(seed: int, blocks: int = RANKS) -> jax.Array:
 def test_every_rank_gets_what_the_others_have() -> None:
     def body(x: jax.Array) -> jax.Array:
         buffer, flags = gathered(gather(), x, where())
-        return copies.join(buffer + lax.axis_index("x"), flags, [x])
+        return copies.join([buffer + lax.axis_index("x")], flags, [x])[0]
 
     run = on_mesh(body)
     for seed in range(100):
@@ -85,7 +85,7 @@ def test_a_call_site_in_a_loop_meets_once_a_turn() -> None:
         def turn(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
             buffer, flags = gathered(gather(), x, where())
             total = buffer.reshape(RANKS, ROWS, COLUMNS).sum(axis=0)
-            after = copies.join(x + total, flags, [x])
+            (after,) = copies.join([x + total], flags, [x])
             return after, after
 
         return lax.scan(turn, x, length=20)[1].reshape(-1, COLUMNS)
@@ -103,7 +103,8 @@ def test_equal_calls_in_one_program_stay_apart() -> None:
         a, a_flags = gathered(gather(), x, where())
         source = y + a[:ROWS]
         b, b_flags = gathered(gather(), source, where())
-        return copies.join(copies.join(a * 2, a_flags, [x]) + b, b_flags, [source])
+        (doubled,) = copies.join([a * 2], a_flags, [x])
+        return copies.join([doubled + b], b_flags, [source])[0]
 
     run = on_mesh(body)
     for seed in range(60):
@@ -116,7 +117,7 @@ def test_equal_calls_in_one_program_stay_apart() -> None:
 def test_groups_of_ranks_meet_among_themselves() -> None:
     def body(x: jax.Array) -> jax.Array:
         buffer, flags = gathered(gather(), x, where(lax.axis_index("g")))
-        return copies.join(buffer, flags, [x])
+        return copies.join([buffer], flags, [x])[0]
 
     run = on_mesh(body, shape=(2, RANKS))
     x = values(3, 2 * RANKS)
@@ -142,7 +143,7 @@ def test_ranks_learn_the_addresses_of_what_their_kernels_touch() -> None:
         (_, addresses), flags = copies.start(call, where(), [x], [buffer, table])
         out = jax.ShapeDtypeStruct((2 * RANKS + 1,), jnp.float32)
         seen = jax.pure_callback(read, out, addresses, x)
-        return copies.join(seen, flags, [x])
+        return copies.join([seen], flags, [x])[0]
 
     x = values(5)
     got = np.asarray(on_mesh(body)(x)).reshape(RANKS, -1)
@@ -156,7 +157,7 @@ def test_a_far_array_that_is_not_there_is_named() -> None:
 
     def body(x: jax.Array) -> jax.Array:
         (_,), flags = copies.start(call, where(), [x], [table])
-        return copies.join(x, flags, [x])
+        return copies.join([x], flags, [x])[0]
 
     with pytest.raises(Exception, match="far array 1 is neither an operand nor a result"):
         jax.block_until_ready(on_mesh(body)(values(0)))
@@ -223,7 +224,8 @@ def test_wrong_copies_are_refused(call: copies.Call, message: str) -> None:
 
 def test_a_join_needs_its_start() -> None:
     def body(x: jax.Array) -> jax.Array:
-        return copies.join(x * 2, jnp.zeros(1, jnp.int32) + x[0, 0].astype(jnp.int32), [x])
+        flags = jnp.zeros(1, jnp.int32) + x[0, 0].astype(jnp.int32)
+        return copies.join([x * 2], flags, [x])[0]
 
     with pytest.raises(
         jax.errors.JaxRuntimeError, match="a join on device 0 has no start of the same run; give it"
@@ -234,7 +236,7 @@ def test_a_join_needs_its_start() -> None:
 def test_the_cost_of_calls_is_counted() -> None:
     def body(x: jax.Array) -> jax.Array:
         buffer, flags = gathered(gather(), x, where())
-        return copies.join(buffer, flags, [x])
+        return copies.join([buffer], flags, [x])[0]
 
     run = on_mesh(body)
     run(values(0)).block_until_ready()
