@@ -40,7 +40,7 @@ MOST_RIVALS = 21
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Geometric means over the problems of each operator, the small ones apart."""
     found: dict[str, Any] = {}
-    checks = [row for row in rows if row["stage"] == "correctness" and "wrong" in row]
+    checks = [r for r in rows if r["stage"] in ("correctness", "triton") and "wrong" in r]
     found["correct"] = sum(not row["wrong"] for row in checks)
     found["checked"] = len(checks)
     programs = [row for row in rows if "lowers" in row]
