@@ -60,7 +60,7 @@ def probe_all() -> tuple[Probe, ...]:
         probe_triton(),
         probe_compiler(os.environ),
         probe_nvcc(os.environ),
-        probe_package("matplotlib", "pip install 'syncopate-jax[viz]'"),
+        probe_package("matplotlib", "pip install matplotlib"),
     )
 
 
@@ -155,11 +155,9 @@ def probe_triton() -> Probe:
     """``jax-triton`` and a Triton that it works with."""
     bridge, triton = version_of("jax-triton"), version_of("triton")
     if bridge is None or triton is None:
-        absent = " and ".join(
-            name for name, v in (("jax-triton", bridge), ("triton", triton)) if v is None
-        )
-        fix = "pip install 'syncopate-jax[triton]'"
-        return Probe("Triton", False, f"{absent} not installed", fix)
+        absent = [name for name, v in (("jax-triton", bridge), ("triton", triton)) if v is None]
+        fix = f"pip install {' '.join(absent)}"
+        return Probe("Triton", False, f"{' and '.join(absent)} not installed", fix)
     found = f"jax-triton {bridge}, triton {triton}"
     # jax-triton 0.4 calls functions that Triton has only from 3.7 on.
     if version_key(bridge) >= (0, 4) and version_key(triton) < (3, 7):

@@ -155,7 +155,5 @@ def test_table_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(InputError, match=r"needs a name that ends in \.svg or \.png"):
         curve.draw(advice, tmp_path / "a.pdf")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        UnsupportedError, match=r"needs matplotlib: pip install 'syncopate-jax\[viz"
-    ):
+    with pytest.raises(UnsupportedError, match=r"needs matplotlib: pip install matplotlib; the"):
         curve.check_picture("a.svg")

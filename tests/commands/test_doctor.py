@@ -140,8 +140,8 @@ def test_cuda_driver_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("bridge", "triton", "ok", "words"),
     [
-        (None, None, False, "jax-triton and triton not installed"),
-        (None, "3.6.0", False, "jax-triton not installed"),
+        (None, None, False, "jax-triton and triton not installed pip install jax-triton triton"),
+        (None, "3.6.0", False, "jax-triton not installed pip install jax-triton"),
         ("0.3.1", "3.6.0", True, "jax-triton 0.3.1, triton 3.6.0"),
         ("0.4.0", "3.6.0", False, "pip install 'jax-triton<0.4', or triton 3.7 or later"),
         ("0.4.0", "3.7.0", True, "jax-triton 0.4.0, triton 3.7.0"),
