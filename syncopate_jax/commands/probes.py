@@ -59,6 +59,7 @@ def probe_all() -> tuple[Probe, ...]:
         probe_gpu(devices),
         probe_triton(),
         probe_compiler(os.environ),
+        probe_plugin(),
         probe_nvcc(os.environ),
         probe_package("matplotlib", "pip install matplotlib"),
     )
@@ -176,13 +177,25 @@ def probe_compiler(environ: Mapping[str, str]) -> Probe:
     return Probe("C++ compiler", False, f"none of {', '.join(names)}", fix)
 
 
+def probe_plugin() -> Probe:
+    """JAX's CUDA plugin, with which programs are compiled for GPUs, whether one is here or not."""
+    for cuda in (13, 12):
+        version = version_of(f"jax-cuda{cuda}-pjrt")
+        if version is not None:
+            return Probe("JAX's CUDA plugin", True, f"{version}, CUDA {cuda}")
+    fix = "pip install 'jax[cuda13]' at the version of jax"
+    return Probe("JAX's CUDA plugin", False, "not installed", fix)
+
+
 def probe_nvcc(environ: Mapping[str, str]) -> Probe:
-    """The CUDA compiler, on the path or under ``$CUDA_HOME``."""
+    """The CUDA compiler: on the path, under ``$CUDA_HOME``, or as the plugin's own package."""
     home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
     places = ["nvcc", *([os.path.join(home, "bin", "nvcc")] if home else [])]
     found = next((place for name in places if (place := shutil.which(name))), None)
     if found is not None:
         return Probe("nvcc", True, found)
+    if version := version_of("nvidia-cuda-nvcc") or version_of("nvidia-cuda-nvcc-cu12"):
+        return Probe("nvcc", True, f"nvidia-cuda-nvcc {version}")
     fix = "install a CUDA toolkit; only compiling kernels ahead of time needs it"
     return Probe("nvcc", False, "not on PATH nor under CUDA_HOME", fix)
 
