@@ -75,7 +75,7 @@ def test_templates_that_lack_links_are_left_out() -> None:
     (choice,) = advice.choices
     assert choice.plan in ("synthesis", "hierarchical_reduce_scatter")
     assert len(advice.refused) == 2
-    assert advice.refused[0].startswith("degree 4, reduce_scatter_direct: simulate")
+    assert advice.refused[0].startswith("degree 4, reduce_scatter_direct: rank 0 op ")
 
 
 def refusing(*names: str) -> Callable[..., Plan]:
