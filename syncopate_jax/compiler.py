@@ -50,7 +50,10 @@ def compile(
       plan: what moves between the ranks along ``axis_name``.
       axis_map: which operand or result of the kernel each plan tensor is: ``{tensor: operand}``.
       axis_name: mesh axis, or tuple of mesh axes, of the surrounding ``jax.shard_map``.
-      backend: how chunks are moved, or ``auto``: the first that can, ``xla`` if none else.
+      backend: how chunks are moved, or ``auto``: the first by name that can, on whatever device, as
+        no kernel but the operators' own was measured (theirs is another ``auto``, see
+        ``options.Options``). That is the unfused ``xla`` where no other can; the operator's
+        ``passed_over`` and its repr then say why.
       target: what the kernel is written in.
       split: pieces each chunk is cut into, along ``split_axis`` of its tensor.
       order: order of tiles inside a chunk: ``natural``, ``grouped`` or ``snake``.
@@ -96,7 +99,8 @@ def compile(
         chosen = work(fewest_workers(space.num_tiles, max(most, 1)))
         reason = found.unsupported_reason(chosen, target)
         if reason is None:
-            return Operator(chosen, found, target)
+            mine = {n: why for n, why in reasons.items() if target in backends.get(n).targets}
+            return Operator(chosen, found, target, passed_over=mine)
         reasons[candidate] = reason
     listed = "\n".join(f"  {candidate}: {reason}" for candidate, reason in reasons.items())
     raise UnsupportedError(

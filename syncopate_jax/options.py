@@ -84,8 +84,9 @@ class Options:
 
     Attributes:
       backend: how chunks are moved, or ``auto``: what ``syncopate_jax.tune`` has as the fastest
-        for a shape like this on this kind of GPU, if no other knob is set; else ``xla``. Kernels
-        that talk to peers need a mesh whose devices are in the order of their ids.
+        for a shape like this on this kind of GPU, if no other knob is set; else ``xla``, which uses
+        none of them. (``compile``, of whose kernels none was measured, takes the first that can.)
+        Kernels that talk to peers need a mesh whose devices are in the order of their ids.
       target: what the local kernel is written in; None: the usual one of the backend, ``tpu`` for
         ``remote_dma`` (which CPUs interpret) and ``mosaic_gpu`` for what runs on GPUs.
       plan: a Plan, the name of a plan template, or None for the operator's usual template.

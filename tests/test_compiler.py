@@ -16,6 +16,7 @@ from syncopate_jax.compiler import bound_shapes
 from syncopate_jax.compiler import compile as fuse
 from syncopate_jax.errors import InputError, PlanError, UnsupportedError
 from syncopate_jax.kernel.axis_map import AxisMap
+from syncopate_jax.options import Launch
 from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
 from syncopate_jax.plans.collective import collective
@@ -99,9 +100,17 @@ def test_auto_takes_a_backend_that_can() -> None:
     plan = own_kernels.gather_and_scatter_plan(2, (4, 3), (4, 6))
     kernel = own_kernels.product(4, 3, 6, 2, has_addend=False)
     bound = {"x": "x", "y": "out"}
-    assert fuse(kernel, plan, bound, axis_name="t").backend.name == "xla"
+    unfused = fuse(kernel, plan, bound, axis_name="t")
+    assert unfused.backend.name == "xla"
+    assert list(unfused.passed_over) == ["remote_dma"]
+    assert "target tpu\n  not remote_dma: remote_dma: plan gather_and_scatter adds" in repr(unfused)
     adding = own_kernels.product(4, 3, 6, 2, has_addend=True)
-    assert fuse(adding, plan, bound, axis_name="t").backend.name == "remote_dma"
+    fused = fuse(adding, plan, bound, axis_name="t")
+    assert (fused.backend.name, fused.passed_over) == ("remote_dma", {})
+    given = {"target": "mosaic_gpu", "launch": Launch(sms=8)}
+    unfused = fuse(kernel, plan, bound, axis_name="t", **given)
+    assert unfused.backend.name == "xla"
+    assert "has no loop body" in unfused.passed_over["tma_dedicated"]
 
 
 def test_names_that_are_not_known() -> None:

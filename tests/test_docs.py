@@ -24,27 +24,17 @@ SUFFIXES = "py|md|json|cc|png|svg|txtpb|ipynb"
 
 each_page = pytest.mark.parametrize("page", ALL_PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 
-# What the snippets speak of and a reader has: a model's loss, a step to import. It stands behind
-# the first snippet, which says how many devices there are.
+# What the other pages speak of and a reader of the README has: a step to import.
 GIVEN = """
-from functools import partial
-from syncopate_jax.ops import all_gather_matmul
-
-@jax.jit
-@partial(jax.shard_map, mesh=jax.make_mesh((4,), ("tp",), (AxisType.Auto,)),
-         in_specs=(P(None, "tp"), P("tp")), out_specs=P())
-def loss(params, batch):
-    whole = jax.lax.all_gather(batch, "tp", tiled=True)
-    return jax.lax.psum(jnp.sum(whole @ params), "tp")
-
-params, batch = jnp.ones((16, 8)), jnp.ones((8, 16))
 step, args = loss, (params, batch)
+assert (y.reshape(4, *x.shape) == s).all()
 """
 
 
 def blocks(page: Path, language: str) -> list[str]:
     """The page's code of a language; ``""`` for what has none."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S)
+    return [text for named, text in found if named == language]
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -119,10 +109,9 @@ def test_snippets_run(tmp_path: Path) -> None:
     whole = [(page, block) for page, block in parts if not re.search(r"…[,)\]]|, …", block)]
     assert {page.stem for page, _ in parts} - {page.stem for page, _ in whole} == {"triton"}
     texts = [f"# {page.name}\n{block}" for page, block in whole]
+    texts.insert(sum(page.name == "README.md" for page, _ in whole), GIVEN)
     script = tmp_path / "snippets.py"
-    script.write_text(
-        "\n\n".join([texts[0], GIVEN, *texts[1:], "assert (y.reshape(4, *x.shape) == s).all()"])
-    )
+    script.write_text("\n\n".join(texts))
     environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environ.pop("XLA_FLAGS", None)
     found = subprocess.run(

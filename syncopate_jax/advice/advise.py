@@ -215,7 +215,8 @@ def _choices(
                     spec, lhs, rhs, topology, Options(plan=plan, split=split), dtype=dtype
                 )
             except (InputError, UnsupportedError) as error:
-                reasons.append(f"degree {ranks}, {name}: {error}")
+                why = str(error).removeprefix(f"simulate {name}: ")
+                reasons.append(f"degree {ranks}, {name}: {why}")
                 break
             fused = one.fused <= one.unfused
             seconds = one.fused if fused else one.unfused

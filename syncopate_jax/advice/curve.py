@@ -58,8 +58,7 @@ def check_picture(path: str | Path) -> None:
         raise InputError(f"picture {path}: there is no folder {Path(path).parent}; make it first")
     if importlib.util.find_spec("matplotlib") is None:
         raise UnsupportedError(
-            f"picture {path}: needs matplotlib: pip install 'syncopate-jax[viz]'; the table needs "
-            f"nothing"
+            f"picture {path}: needs matplotlib: pip install matplotlib; the table needs nothing"
         )
 
 

@@ -115,7 +115,13 @@ class LayoutMaker:
 
     def kernel_reason(self) -> str | None:
         """Why the kernel's text cannot be used; None when it can."""
-        return self.kernel.loop_body.unsupported_reason(self.kernel)
+        body = self.kernel.loop_body
+        if len(self.schedule.addends.values) and not self.kernel.has_addend:
+            return (
+                f"plan {self.plan.name} adds partial results in the epilogue, but kernel "
+                f"{self.kernel.name} takes no addend; give it has_addend=True"
+            )
+        return body.unsupported_reason(self.kernel)
 
     def _kept(self, buffer: Placed) -> bool:
         """Whether anything is ever in the buffer: nothing is gathered where nothing arrives."""

@@ -71,12 +71,12 @@ class Simulator(Protocol):
 
 def missing() -> str | None:
     """What must be installed to launch a kernel; None if nothing."""
-    absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    absent = [n.replace("_", "-") for n in NEEDED if importlib.util.find_spec(n) is None]
     if not absent:
         return None
     return (
-        f"target 'triton' needs {' and '.join(n.replace('_', '-') for n in absent)}, not installed "
-        f"here; install the extra: pip install 'syncopate-jax[triton]'"
+        f"target 'triton' needs {' and '.join(absent)}, not installed here: pip install "
+        f"{' '.join(absent)}"
     )
 
 
@@ -94,7 +94,7 @@ def jax_triton() -> Any:
     except ImportError as error:
         raise UnsupportedError(
             f"target 'triton': jax-triton cannot be used here ({error}); it needs JAX's CUDA "
-            f"plugin: pip install 'syncopate-jax[cuda13,triton]'"
+            f"plugin: pip install 'jax[cuda13]' at the version of jax"
         ) from error
     triton_facts.complete(found.triton_lib)
     return found

@@ -41,8 +41,8 @@ def check_picture(path: str | Path) -> None:
         raise InputError(f"picture {path}: there is no folder {Path(path).parent}; make it first")
     if suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
         raise UnsupportedError(
-            f"picture {path}: PNG needs matplotlib: pip install 'syncopate-jax[viz]'; or ask for "
-            f"an .svg, which needs nothing"
+            f"picture {path}: PNG needs matplotlib: pip install matplotlib; or ask for an .svg, "
+            f"which needs nothing"
         )
 
 

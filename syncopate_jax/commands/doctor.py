@@ -22,7 +22,7 @@ ABILITIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("target mosaic_gpu: fused Pallas kernels", (*CORE, "GPU")),
     ("target triton: fused Triton kernels", (*CORE, "GPU", "Triton")),
     ("backend copy_engine", (*CORE, "GPU", "C++ compiler")),
-    ("kernels compiled ahead of time", (*CORE, "nvcc")),
+    ("kernels compiled ahead of time", (*CORE, "JAX's CUDA plugin", "nvcc")),
     ("pictures as PNG", ("matplotlib",)),
 )
 

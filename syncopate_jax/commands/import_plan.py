@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from syncopate_jax.commands.command import (
     DONE,
+    NO,
     Command,
     add_json_flag,
     file_name,
@@ -35,7 +36,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("importer", metavar="IMPORTER", nargs="?", help="name of an importer")
     parser.add_argument("file", metavar="FILE", nargs="?", help="- reads standard input")
     parser.add_argument("--list", action="store_true", help="list the importers and stop")
-    parser.add_argument("--out", type=file_name, metavar="FOLDER", help="write each plan here")
+    parser.add_argument(
+        "--out",
+        type=file_name,
+        metavar="FOLDER",
+        help="write each plan here (exit 1: there is none)",
+    )
     parser.add_argument(
         "--how",
         default="direct",
@@ -88,16 +94,19 @@ def run(args: argparse.Namespace) -> int:
         made = _lowered(program, args.how, chosen, topology) if lowers else []
     plans = [plan for plan in made if isinstance(plan, Plan)]
     files = [] if args.out is None else _write(plans, Path(args.out), args.format)
+    code = NO if args.out is not None and not files else DONE
     if args.json:
         print_json(_summary(program, made, files))
-        return DONE
+        return code
     print(program)
     for plan, file in zip(plans, files, strict=False):
         print(f"{file}: {plan.name}, {plan.num_ranks} ranks, {plan.num_ops} operations")
     for reason in made:
         if isinstance(reason, str):
             print(f"no plan: {reason}")
-    return DONE
+    if code == NO:
+        print(f"nothing was written to {args.out}: no collective that was found has a plan")
+    return code
 
 
 def readers() -> dict[str, Reader]:

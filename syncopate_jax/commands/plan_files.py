@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from syncopate_jax.errors import FormatError
-from syncopate_jax.ir import serial, text
+from syncopate_jax.ir import serial
 from syncopate_jax.ir.plan import Plan
 
 
@@ -19,20 +17,7 @@ def add_plan_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def read_plan(name: str) -> Plan:
-    """The plan in the file ``name`` (``-``: stdin); what begins with ``{`` is JSON, else text.
-
-    Raises FormatError that names the file, or OSError.
-    """
-    raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    shown = "standard input" if name == "-" else name
-    try:
-        found = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{shown}: plan file: is not UTF-8 ({error})") from error
-    if not found.strip():
-        raise FormatError(f"{shown}: plan file: is empty")
-    try:
-        is_json = found.lstrip().startswith("{")
-        return serial.from_json(found) if is_json else text.from_text(found)
-    except FormatError as error:
-        raise FormatError(f"{shown}: {error}") from error
+    """The plan in the file ``name`` (``-``: stdin), as JSON or text; raises as ``serial.load``."""
+    if name == "-":
+        return serial.from_bytes(sys.stdin.buffer.read(), "standard input")
+    return serial.load(name)

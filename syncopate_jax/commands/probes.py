@@ -59,8 +59,9 @@ def probe_all() -> tuple[Probe, ...]:
         probe_gpu(devices),
         probe_triton(),
         probe_compiler(os.environ),
+        probe_plugin(),
         probe_nvcc(os.environ),
-        probe_package("matplotlib", "pip install 'syncopate-jax[viz]'"),
+        probe_package("matplotlib", "pip install matplotlib"),
     )
 
 
@@ -155,11 +156,9 @@ def probe_triton() -> Probe:
     """``jax-triton`` and a Triton that it works with."""
     bridge, triton = version_of("jax-triton"), version_of("triton")
     if bridge is None or triton is None:
-        absent = " and ".join(
-            name for name, v in (("jax-triton", bridge), ("triton", triton)) if v is None
-        )
-        fix = "pip install 'syncopate-jax[triton]'"
-        return Probe("Triton", False, f"{absent} not installed", fix)
+        absent = [name for name, v in (("jax-triton", bridge), ("triton", triton)) if v is None]
+        fix = f"pip install {' '.join(absent)}"
+        return Probe("Triton", False, f"{' and '.join(absent)} not installed", fix)
     found = f"jax-triton {bridge}, triton {triton}"
     # jax-triton 0.4 calls functions that Triton has only from 3.7 on.
     if version_key(bridge) >= (0, 4) and version_key(triton) < (3, 7):
@@ -178,13 +177,25 @@ def probe_compiler(environ: Mapping[str, str]) -> Probe:
     return Probe("C++ compiler", False, f"none of {', '.join(names)}", fix)
 
 
+def probe_plugin() -> Probe:
+    """JAX's CUDA plugin, with which programs are compiled for GPUs, whether one is here or not."""
+    for cuda in (13, 12):
+        version = version_of(f"jax-cuda{cuda}-pjrt")
+        if version is not None:
+            return Probe("JAX's CUDA plugin", True, f"{version}, CUDA {cuda}")
+    fix = "pip install 'jax[cuda13]' at the version of jax"
+    return Probe("JAX's CUDA plugin", False, "not installed", fix)
+
+
 def probe_nvcc(environ: Mapping[str, str]) -> Probe:
-    """The CUDA compiler, on the path or under ``$CUDA_HOME``."""
+    """The CUDA compiler: on the path, under ``$CUDA_HOME``, or as the plugin's own package."""
     home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
     places = ["nvcc", *([os.path.join(home, "bin", "nvcc")] if home else [])]
     found = next((place for name in places if (place := shutil.which(name))), None)
     if found is not None:
         return Probe("nvcc", True, found)
+    if version := version_of("nvidia-cuda-nvcc") or version_of("nvidia-cuda-nvcc-cu12"):
+        return Probe("nvcc", True, f"nvidia-cuda-nvcc {version}")
     fix = "install a CUDA toolkit; only compiling kernels ahead of time needs it"
     return Probe("nvcc", False, "not on PATH nor under CUDA_HOME", fix)
 

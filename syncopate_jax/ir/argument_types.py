@@ -21,7 +21,7 @@ MAX_RANKS = 16_384
 
 
 def checked[**P, R](template: Callable[P, R]) -> Callable[P, R]:
-    """``template``, raising InputError for an argument of another type than its annotation.
+    """``template``, raising InputError for an argument that it has not, lacks or has another type.
 
     Raises:
       InputError: at once, if an annotation is not one of the known ones.
@@ -38,7 +38,11 @@ def checked[**P, R](template: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(template)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        found = signature.bind(*args, **kwargs).arguments
+        try:
+            found = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            takes = ", ".join(signature.parameters)
+            raise InputError(f"{name}: {error}; its arguments are {takes}") from error
         given = found.get("name")
         where = given if isinstance(given, str) and given else name
         for key, value in found.items():

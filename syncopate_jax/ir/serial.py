@@ -1,5 +1,7 @@
 """Plans as versioned JSON files: the columns as lists of integers, everything checked on reading.
 
+``load`` also reads the text form (``ir.text``).
+
 Format, version 1 (every key needed but ``reduce``, which is "sum" if absent; no other allowed)::
 
     {"format": "syncopate-plan", "version": 1, "name": str, "num_ranks": int, "ndim": int,
@@ -25,6 +27,7 @@ import numpy as np
 
 from syncopate_jax.errors import FormatError, InputError
 from syncopate_jax.ir import comm
+from syncopate_jax.ir import text as text_form
 from syncopate_jax.ir.chunk import Box
 from syncopate_jax.ir.columns import Array, Columns
 from syncopate_jax.ir.plan import MAX_NDIM, MAX_RANKS, Goal, Plan, Region, Tensor
@@ -102,13 +105,24 @@ def save(plan: Plan, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
-    """The plan in the file ``path``; raises FormatError that names the file, or OSError."""
+    """The plan in the file ``path``, JSON or text; raises as ``from_bytes``, or OSError."""
+    return from_bytes(Path(path).read_bytes(), os.fspath(path))
+
+
+def from_bytes(raw: bytes, source: str) -> Plan:
+    """The plan in the bytes of a file; what begins as JSON does is JSON, else it is ``ir.text``'s.
+
+    Raises FormatError that names ``source`` and the place in it.
+    """
     try:
-        return from_json(Path(path).read_bytes().decode("utf-8"))
+        found = raw.decode("utf-8")
+        if not found.strip():
+            raise FormatError("plan file: is empty")
+        return from_json(found) if found.lstrip()[0] in "{[" else text_form.from_text(found)
     except UnicodeDecodeError as error:
-        raise FormatError(f"{os.fspath(path)}: plan file: is not UTF-8 ({error})") from error
+        raise FormatError(f"{source}: plan file: is not UTF-8 ({error})") from error
     except FormatError as error:
-        raise FormatError(f"{os.fspath(path)}: {error}") from error
+        raise FormatError(f"{source}: {error}") from error
 
 
 def _place(item: Region | Goal) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -32,17 +32,20 @@ class Operator:
       work: kernel, schedule and axis map.
       backend: the realisation that was chosen.
       target: what the kernel is written in.
+      passed_over: why not, of each backend of the target that ``auto`` asked before this one.
     """
 
     work: Work
     backend: Backend
     target: str
+    passed_over: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         plan = self.work.schedule.plan
+        passed = "".join(f"\n  not {name}: {why}" for name, why in self.passed_over.items())
         return (
             f"Operator({self.name}: {plan.name} over {plan.num_ranks} ranks of "
-            f"{self.work.axis_names}, backend {self.backend.name}, target {self.target})"
+            f"{self.work.axis_names}, backend {self.backend.name}, target {self.target}{passed})"
         )
 
     def __call__(self, *operands: jax.Array) -> list[jax.Array]:

@@ -35,8 +35,8 @@ SMS = 6
 
 
 MISSING = (
-    "target 'triton' needs triton-that-is-not and jax-triton-neither, not installed here; "
-    "install the extra: pip install 'syncopate-jax[triton]'"
+    "target 'triton' needs triton-that-is-not and jax-triton-neither, not installed here: "
+    "pip install triton-that-is-not jax-triton-neither"
 )
 
 
@@ -101,7 +101,7 @@ def test_jax_triton_without_a_cuda_plugin_is_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(triton_call, "NEEDED", ())
     monkeypatch.setitem(sys.modules, "jax_triton", None)
     with pytest.raises(
-        UnsupportedError, match=r"jax-triton cannot be used here .* needs JAX's CUDA"
+        UnsupportedError, match=r"jax-triton cannot be used here .* pip install 'jax\[cuda13\]'"
     ):
         triton_call.jax_triton()
 

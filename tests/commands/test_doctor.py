@@ -15,7 +15,11 @@ from syncopate_jax import cli
 from syncopate_jax.commands import doctor, probes
 from syncopate_jax.commands.probes import Probe
 
-NAMES = "jax", "jaxlib", "JAX devices", "GPU", "Triton", "C++ compiler", "nvcc", "matplotlib"
+PLUGIN = "JAX's CUDA plugin"
+NAMES = (
+    *("jax", "jaxlib", "JAX devices", "GPU", "Triton", "C++ compiler"),
+    *(PLUGIN, "nvcc", "matplotlib"),
+)
 GOOD = tuple(Probe(name, True, "1.0") for name in NAMES)
 CPU = [("cpu", "cpu", "")]
 
@@ -43,7 +47,7 @@ def test_reports_what_is_missing_and_the_fix(
     monkeypatch.setattr(doctor, "probe_all", lambda: without("GPU", "matplotlib"))
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert "missing  GPU           gone\n                       -> get GPU\n" in out
+    assert f"missing  GPU                gone\n{'':<26}  -> get GPU\n" in out
     assert "no       backend copy_engine (lacks GPU)\n" in out
     assert "no       pictures as PNG (lacks matplotlib)\n" in out
     assert "yes      backend xla" in out
@@ -140,8 +144,8 @@ def test_cuda_driver_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("bridge", "triton", "ok", "words"),
     [
-        (None, None, False, "jax-triton and triton not installed"),
-        (None, "3.6.0", False, "jax-triton not installed"),
+        (None, None, False, "jax-triton and triton not installed pip install jax-triton triton"),
+        (None, "3.6.0", False, "jax-triton not installed pip install jax-triton"),
         ("0.3.1", "3.6.0", True, "jax-triton 0.3.1, triton 3.6.0"),
         ("0.4.0", "3.6.0", False, "pip install 'jax-triton<0.4', or triton 3.7 or later"),
         ("0.4.0", "3.7.0", True, "jax-triton 0.4.0, triton 3.7.0"),
@@ -183,12 +187,30 @@ def test_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages: dict[str, str] = {}
+    monkeypatch.setattr(probes, "version_of", packages.get)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not probes.probe_nvcc({}).ok
+    packages["nvidia-cuda-nvcc"] = "13.1"
+    assert probes.probe_nvcc({}) == Probe("nvcc", True, "nvidia-cuda-nvcc 13.1")
     home = tmp_path / "cuda"
     found = tool(home, "bin/nvcc")
     assert probes.probe_nvcc({"CUDA_HOME": str(home)}).found == found
     assert probes.probe_nvcc({"CUDA_PATH": str(home)}).found == found
+
+
+def test_cuda_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "version_of", {}.get)
+    found = probes.probe_plugin()
+    assert (found.ok, found.fix) == (False, "pip install 'jax[cuda13]' at the version of jax")
+    monkeypatch.setattr(probes, "version_of", {"jax-cuda12-pjrt": "1.2"}.get)
+    assert probes.probe_plugin() == Probe(PLUGIN, True, "1.2, CUDA 12")
+
+
+def test_kernels_are_not_compiled_ahead_without_the_plugin() -> None:
+    lacking = dict(doctor.abilities(without(PLUGIN)))
+    assert lacking["kernels compiled ahead of time"] == (PLUGIN,)
+    assert sum(map(len, lacking.values())) == 1
 
 
 def test_packages() -> None:

@@ -10,6 +10,10 @@ from syncopate_jax.cli import main
 from syncopate_jax.registry import operators
 
 
+def _out(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
 def test_an_unknown_operator_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "matmul", "--shape", "8,8,8"]) == 2
     assert "no operator is called 'matmul'; known: all_gather_matmul" in capsys.readouterr().err
@@ -19,7 +23,7 @@ def test_an_unknown_operator_lists_the_known_ones(capsys: pytest.CaptureFixture[
 def test_every_operator_is_explained(operator: str, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["explain", operator, "--ranks", "4", "--shape", "512,512,512", "--target", "tpu"]
     assert main([*argv, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(_out(capsys))
     assert found["auto"] == "xla"
     assert found["backends"]["xla"] == {"can": True, "reason": ""}
     assert found["backends"]["remote_dma"] == {"can": True, "reason": ""}
@@ -39,11 +43,13 @@ def test_a_backend_that_cannot_says_why(capsys: pytest.CaptureFixture[str]) -> N
 def test_auto_is_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["explain", "matmul_reduce_scatter", "--ranks", "2", "--shape", "4096,14336,4096"]
     assert main([*argv, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["auto"] == "tma_colocated"
+    assert json.loads(_out(capsys))["auto"] == "tma_colocated"
+    assert main([*argv, "--target", "tpu"]) == 0
+    assert "'auto' takes xla for this shape on h200: with target 'tpu' none" in _out(capsys)
     assert main([*argv, "--json", "--dtype", "float32"]) == 0
-    assert json.loads(capsys.readouterr().out)["auto"] == "xla"
+    assert json.loads(_out(capsys))["auto"] == "xla"
     assert main([*argv, "--json", "--topology", "h100"]) == 0
-    assert json.loads(capsys.readouterr().out)["auto"] == "xla"
+    assert json.loads(_out(capsys))["auto"] == "xla"
 
 
 def test_a_topology_without_the_links_has_no_prediction(
@@ -55,7 +61,7 @@ def test_a_topology_without_the_links_has_no_prediction(
     assert "  xla             can do it\n" in out
     assert "no prediction on nodes:2x4: simulate all_gather_swizzle: rank 0 op 3 travels" in out
     assert main([*argv, "--topology", "nodes:2x4", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(_out(capsys))
     assert (found["best_split"], found["predicted_us"]) == (None, {})
     assert found["no_prediction"].startswith("simulate all_gather_swizzle")
 
@@ -63,7 +69,7 @@ def test_a_topology_without_the_links_has_no_prediction(
 def test_float64_is_left_to_xla(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["explain", "all_gather_matmul", "--shape", "512,512,512", "--target", "tpu", "--json"]
     assert main([*argv, "--dtype", "float64"]) == 0
-    found = json.loads(capsys.readouterr().out)["backends"]
+    found = json.loads(_out(capsys))["backends"]
     assert found["xla"]["can"]
     assert "would lose half of float64's digits" in found["remote_dma"]["reason"]
 

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from syncopate_jax import cli
@@ -85,11 +86,21 @@ def test_a_collective_that_no_plan_does_is_said_so(
     own = RING.with_name("all_reduce.txt").read_text().replace("torch.add(", "merge(")
     (tmp_path / "own.txt").write_text(own)
     code, out, _ = run(capsys, "mercury", tmp_path / "own.txt", "--out", tmp_path / "plans")
-    assert code == 0
+    assert code == 1
+    assert f"nothing was written to {tmp_path / 'plans'}: no collective" in out
     assert "no plan: all_reduce part:all_reduce.0: plans reduce by sum or max, this one by" in out
     assert list((tmp_path / "plans").iterdir()) == []
     code, out, _ = run(capsys, "mercury", tmp_path / "own.txt", "--json")
     assert json.loads(out)["collectives"][0]["no_plan"].startswith("all_reduce part")
+
+
+def test_a_program_without_collectives_leaves_nothing_to_write(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    local = tmp_path / "local.hlo"
+    local.write_text(jax.jit(lambda x: 2 * x).lower(1.0).as_text())
+    assert run(capsys, "hlo", local, "--out", tmp_path, "--json")[0] == 1
+    assert run(capsys, "hlo", local)[0] == 0
 
 
 def test_reads_standard_input(

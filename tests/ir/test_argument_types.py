@@ -31,12 +31,18 @@ def test_passes_on_what_fits() -> None:
         ({"sizes": "34"}, r"example: sizes must be a sequence of integers, found '34'"),
         ({"sizes": (1.5,)}, r"example: sizes must be a sequence of integers, found \(1\.5,\)"),
         ({"name": 5}, r"example: name must be a string, or None, found 5"),
+        ({"splits": 2}, r"example: .*'splits'; its arguments are num_ranks, sizes, name, on"),
         ({"on": 1, "name": "mine"}, r"mine: on must be True or False, found 1"),
     ],
 )
 def test_names_argument_and_value(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         example(**{"num_ranks": 2, **wrong})
+
+
+def test_names_an_argument_that_is_left_out() -> None:
+    with pytest.raises(InputError, match="example: missing a required argument: 'num_ranks'; its"):
+        example()  # type: ignore[call-arg]
 
 
 def test_an_unknown_annotation_is_refused_at_once() -> None:

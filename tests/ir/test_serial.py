@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from syncopate_jax.errors import FormatError, InputError
 from syncopate_jax.ir.plan import Plan, same_plan
 from syncopate_jax.ir.serial import from_json, load, save, to_json
+from syncopate_jax.ir.text import to_text
 from syncopate_jax.plans.all_gather_ring import all_gather_ring
 from syncopate_jax.plans.all_reduce_two_shot import all_reduce_two_shot
 from syncopate_jax.plans.collective import collective
@@ -58,6 +59,12 @@ def test_files_read_back_the_same(tmp_path: Path) -> None:
     assert same_plan(load(str(tmp_path / "ring.json")), plan)
 
 
+def test_a_file_of_text_is_read_too(tmp_path: Path) -> None:
+    plan = all_gather_ring(4, (7, 3), split=2)
+    (tmp_path / "ring.txt").write_text(f"# by hand\n{to_text(plan)}")
+    assert same_plan(load(tmp_path / "ring.txt"), plan)
+
+
 def test_goals_that_do_not_say_how_they_reduce_are_sums() -> None:
     tree = small_tree()
     assert [goal.pop("reduce") for goal in tree["goals"]] == ["sum", "sum"]
@@ -76,6 +83,8 @@ def test_a_missing_file_is_not_a_malformed_one(tmp_path: Path) -> None:
     [
         (b"\xff\xfe", "bad.json: plan file: is not UTF-8"),
         (b"{", "bad.json: plan file: is not JSON"),
+        (b"plan p", "bad.json: .*line 1"),
+        (b" \n", "bad.json: plan file: is empty"),
         (b"[]", "bad.json: plan file: the file: found a list of 0, needs an object"),
     ],
 )
@@ -237,7 +246,7 @@ def test_random_bytes_give_format_errors_only(
 ) -> None:
     path = tmp_path_factory.mktemp("bytes") / "plan.json"
     path.write_bytes(content)
-    with pytest.raises(FormatError, match="plan file: "):
+    with pytest.raises(FormatError, match=r"plan\.json: "):
         load(path)
 
 

@@ -1,0 +1,74 @@
+"""The loop kernel that ``docs/own_kernels.md`` writes out: right in every backend that takes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import syncopate_jax
+from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.options import Launch
+from tests.mosaic_interpreter.run import run_checked
+from tests.mosaic_interpreter.versions import needs_known_jax
+from tests.ops import cases
+
+PAGE = Path(__file__).parents[2] / "docs/own_kernels.md"
+RANKS = 2
+GATHER, SCATTER = "all_gather_swizzle", "reduce_scatter_direct"
+BINDINGS = {GATHER: {"x": "x"}, SCATTER: {"y": "out"}}
+
+
+@pytest.fixture(scope="module")
+def page() -> dict[str, Any]:
+    """The names that the page's program defines."""
+    (text,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    names: dict[str, Any] = {"jax": jax, "jnp": jnp, "pl": pl, "syncopate_jax": syncopate_jax}
+    names |= {"P": P, "AxisType": AxisType}
+    exec(text, names)
+    return names
+
+
+def fused(kernel: Any, template: str, backend: str) -> Any:
+    plan = syncopate_jax.templates.get(template)(RANKS, (64, 256), dtype="float32")
+    given = {"target": "mosaic_gpu", "backend": backend, "launch": Launch(sms=5, communicating=1)}
+    return syncopate_jax.compile(kernel, plan, BINDINGS[template], axis_name="t", **given)
+
+
+@needs_known_jax
+@pytest.mark.parametrize(
+    ("template", "backend"),
+    [
+        *((GATHER, backend) for backend in ("tma_dedicated", "ldst_dedicated", "tma_colocated")),
+        *((SCATTER, backend) for backend in ("tma_dedicated", "ldst_dedicated")),
+        *((SCATTER, backend) for backend in ("tma_colocated", "ldst_colocated")),
+    ],
+)
+def test_it_computes(page: dict[str, Any], template: str, backend: str) -> None:
+    operator = fused(page["gated"], template, backend)
+    x, gate = np.random.default_rng(0).standard_normal((2, 64, 256), np.float32)
+    fn = jax.shard_map(
+        lambda x, gate: operator(x, gate)[0],
+        mesh=cases.ranks_mesh(RANKS),
+        in_specs=(P("t") if template == GATHER else P(), P()),
+        out_specs=P("t"),
+    )
+    found = run_checked(fn, x, gate)
+    wanted = np.tile(x * gate, (RANKS, 1)) if template == GATHER else RANKS * x * gate
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_partial_results_are_not_dropped(page: dict[str, Any]) -> None:
+    kernel = dataclasses.replace(page["gated"], body=lambda *refs: None, has_addend=False)
+    with pytest.raises(UnsupportedError, match=r"gate_rows takes no addend; give it has_addend="):
+        fused(kernel, SCATTER, "tma_dedicated")
+    assert fused(kernel, GATHER, "tma_dedicated").backend.name == "tma_dedicated"
