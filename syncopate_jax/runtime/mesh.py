@@ -33,16 +33,18 @@ def axis_tuple(axis_name: str | tuple[str, ...], *, caller: str) -> tuple[str, .
     return tuple(names)
 
 
-def require_bound(axis_names: Sequence[str], *, caller: str) -> None:
+def require_bound(axis_names: Sequence[str], *, caller: str, launches: bool = True) -> None:
     """Check that a call may communicate over mesh axes at the point where it is traced.
 
     Args:
       axis_names: mesh axes that the call communicates over; empty for a local kernel.
       caller: name of the operator, for messages.
+      launches: whether it launches a kernel, which spans every device of the mesh; what is made of
+        JAX's own collectives does not.
 
     Raises:
-      MeshError: an axis is not bound, or the surrounding ``shard_map`` left axes to the compiler:
-        one kernel launch spans every device of the mesh, so all of its axes must be manual.
+      MeshError: an axis is not bound, or the call launches a kernel and the surrounding
+        ``shard_map`` left axes to the compiler: all of them must be manual.
     """
     if is_folded(axis_names):
         return
@@ -56,11 +58,12 @@ def require_bound(axis_names: Sequence[str], *, caller: str) -> None:
             f"bound here (bound: {bound}); call it inside jax.shard_map over a mesh with that axis"
         )
     left = [name for name in mesh.axis_names if name not in manual and mesh.shape[name] > 1]
-    if manual and left:
+    if launches and manual and left:
         raise MeshError(
             f"{caller} was called in a jax.shard_map that is manual over {', '.join(manual)} only; "
             f"one launch spans all devices, so axis {', '.join(map(repr, left))} must be manual "
-            "too: leave out axis_names= and name every mesh axis in the specs"
+            "too: leave out axis_names= and name every mesh axis in the specs, or use backend "
+            "'xla' (of a kernel of your own: with its reference)"
         )
 
 

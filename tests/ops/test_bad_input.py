@@ -341,8 +341,8 @@ def test_fused_operators_refuse_float64() -> None:
 def test_automatic_mesh_axes() -> None:
     mesh = jax.make_mesh((2, 2), ("d", "t"), (jax.sharding.AxisType.Auto,) * 2)
     fn = jax.shard_map(
-        lambda x: all_gather_matmul(x, W, axis_name="t"), mesh=mesh, in_specs=jax.P("t"),
-        out_specs=jax.P(), axis_names={"t"}, check_vma=False,
+        lambda x: all_gather_matmul(x, W, axis_name="t", backend="remote_dma"), mesh=mesh,
+        in_specs=jax.P("t"), out_specs=jax.P("t"), axis_names={"t"},
     )  # fmt: skip
     with refused("axis 'd' must be manual too: leave out axis_names=", MeshError):
         jax.eval_shape(jax.jit(fn), X)
