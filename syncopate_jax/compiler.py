@@ -127,12 +127,19 @@ def on_device(launch: Launch, target: str, ranks: int) -> Launch:
 def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[str, tuple[int, ...]]:
     """Shapes of the bound operands as tiles see them: around each rank's goals.
 
-    Raises InputError when a binding does not name each dimension of its tensor once.
+    Raises InputError when a binding does not name each dimension of its tensor once, or names what
+    is no operand or result of the kernel.
     """
     shapes = {}
     for binding in axis_map.bindings:
-        if binding.operand not in kernel.operands:
+        if binding.operand in kernel.results:
             continue
+        if binding.operand not in kernel.operands:
+            raise InputError(
+                f"axis map: tensor {binding.tensor} is bound to operand {binding.operand!r}; "
+                f"kernel {kernel.name} has operands {', '.join(kernel.operands) or 'none'} and "
+                f"results {', '.join(kernel.results)}"
+            )
         shape = plan.tensor(binding.tensor).shape
         dims = axis_map.dims(binding, len(shape))
         if sorted(dims) != list(range(len(shape))):

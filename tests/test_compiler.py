@@ -121,7 +121,8 @@ def test_names_that_are_not_known() -> None:
         fuse(kernel, plan, {"t": "x"}, axis_name="t", target="fpga")
     with refused("plan own_gather: no tensor 'u'; its tensors are ['t']"):
         fuse(kernel, plan, {"u": "x"}, axis_name="t")
-    with refused("axis map: tensor t is bound to operand 'y'; the kernel's operands are"):
+    text = "is bound to operand 'y'; kernel scale has operands x, s and results out"
+    with refused(f"axis map: tensor t {text}"):
         fuse(kernel, plan, {"t": "y"}, axis_name="t")
     with refused("compile: order needs one of natural, grouped, snake, found 'random'"):
         fuse(kernel, plan, {"t": "x"}, axis_name="t", order="random")
