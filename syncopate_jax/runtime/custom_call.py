@@ -314,8 +314,8 @@ def _show(types: Sequence[tuple[tuple[int, ...], Any]]) -> str:
 
 def _refuse_jvp(primals: Any, tangents: Any, *, call: _Call) -> Any:
     raise UnsupportedError(
-        f"{call.name} has no derivative of its own; differentiate the operator that calls it, "
-        "which defines one with jax.custom_vjp (forward-mode derivatives are not available)"
+        f"{call.name} has no derivative of its own: wrap the call in jax.custom_vjp and give its "
+        "gradient there, as the operators of syncopate_jax.ops do (forward mode is not available)"
     )
 
 

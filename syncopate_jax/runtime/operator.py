@@ -28,6 +28,8 @@ from syncopate_jax.runtime import custom_call, mesh
 class Operator:
     """A fused operator; call it with one rank's operands.
 
+    It has no derivative of its own: wrap the call in ``jax.custom_vjp`` to give it one.
+
     Attributes:
       work: kernel, schedule and axis map.
       backend: the realisation that was chosen.
