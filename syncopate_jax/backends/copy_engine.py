@@ -37,7 +37,7 @@ from syncopate_jax.backends.gpu_peers import Peers
 from syncopate_jax.backends.gpu_places import LOCAL, Row
 from syncopate_jax.backends.gpu_signals import Signals
 from syncopate_jax.backends.gpu_tables import LayoutMaker
-from syncopate_jax.backends.interface import Emitted, Work
+from syncopate_jax.backends.interface import Emitted, Work, wrong_platform
 from syncopate_jax.backends.triton_kernel import FusedTriton
 from syncopate_jax.backends.triton_layout import FlaggedTritonMaker
 from syncopate_jax.errors import SyncopateError, UnsupportedError
@@ -239,10 +239,7 @@ class _Run:
         elif self.platform == "cuda":
             outs, flags, buffers = self._on_device(operands, sources)
         else:
-            raise UnsupportedError(
-                f"copy_engine runs on CUDA GPUs, this program is for {self.platform}; use target "
-                f"'tpu' or backend 'xla' there"
-            )
+            raise UnsupportedError(wrong_platform(self.engine.name, self.platform))
         return copies.join(outs, flags, [*sources, *buffers])
 
     def _on_device(
