@@ -114,7 +114,13 @@ def _check_types(**arguments: object) -> None:
     for name, value in arguments.items():
         wanted = {"kernel": PallasKernel, "plan": Plan, "launch": Launch}.get(name, str)
         if not isinstance(value, wanted):
-            raise InputError(f"compile: {name} needs a {wanted.__name__}, found {value!r}")
+            message = f"compile: {name} needs a {wanted.__name__}, found {value!r}"
+            if wanted is Plan:
+                message += (
+                    "; syncopate_jax.templates.get(name)(ranks, shape, …) makes one, "
+                    "syncopate_jax.ir.serial.load reads one from a file"
+                )
+            raise InputError(message)
 
 
 def on_device(launch: Launch, target: str, ranks: int) -> Launch:

@@ -75,7 +75,7 @@ def refused(text: str, error: type[Exception] = UnsupportedError) -> Any:
             (128, 64),
             (64, 128),
             {"backend": "tma_colocated", "plan": "all_gather_ring", "ranks": 3},
-            "forwards what it received; a tile reads from the owner",
+            "on nvlink) forwards what it received; a tile reads from the owner",
         ),
     ],
 )

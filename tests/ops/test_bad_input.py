@@ -197,6 +197,7 @@ OPTIONS = [
     ({"target": 4}, "target: needs a name, found 4"),
     ({"target": "fpga"}, "target: no local kernel is written for 'fpga'; known: tpu"),
     ({"plan": "nope"}, "no plan template is called 'nope'; known: all_gather_double_ring"),
+    ({"plan": "ring.json"}, "a plan in a file is read by syncopate_jax.ir.serial.load"),
     ({"plan": 7}, "plan: needs a Plan, the name of a plan template or None, found 7"),
     ({"split": 0}, "split: needs an integer of at least 1 or None, found 0"),
     ({"split": 1.5}, "split: needs an integer of at least 1 or None, found 1.5"),
