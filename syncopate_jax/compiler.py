@@ -77,7 +77,7 @@ def compile(
     check(plan)
     plan = expand_collectives(plan)
     plan = split_chunks(plan, split, split_axis)
-    space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel))
+    space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel), source=f"plan {plan.name}")
     axis_map.check(plan, accesses)
     _check_dtypes(plan, axis_map, kernel)
     launch = on_device(launch, target, plan.num_ranks)

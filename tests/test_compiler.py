@@ -132,6 +132,20 @@ def test_names_that_are_not_known() -> None:
             fuse(kernel, plan, {"t": "x"}, axis_name=wrong)
 
 
+def test_a_plan_of_another_shape_than_the_kernel() -> None:
+    """The kernel's user sees blocks of a shape that is the plan's."""
+    plan = own_kernels.gather_plan(2, t=(4, 4))
+    with refused("of shape (4, 4), as plan own_gather has it, are numbered from 0 to (1, 0); 2 of"):
+        fuse(own_kernels.scale(8, 4), plan, {"t": "x"}, axis_name="t")
+    with refused("blocks of x have 2 dimensions, its shape is (4, 4, 1), as plan own_gather has"):
+        fuse(
+            own_kernels.scale(4, 4),
+            own_kernels.gather_plan(2, t=(4, 4, 1)),
+            {"t": "x"},
+            axis_name="t",
+        )
+
+
 def test_arguments_of_other_kinds() -> None:
     plan, kernel = own_kernels.gather_plan(2, t=(4, 4)), own_kernels.scale(4, 4)
     with refused("compile: kernel needs a PallasKernel, found None"):

@@ -173,11 +173,13 @@ class PallasKernel:
         """The tile space read from grid and BlockSpecs, given the shapes of some operands."""
         return self.read(shapes)[0]
 
-    def read(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[TileSpace, dict[str, AnyAccess]]:
+    def read(
+        self, shapes: Mapping[str, tuple[int, ...]], *, source: str = ""
+    ) -> tuple[TileSpace, dict[str, AnyAccess]]:
         """Tile space and accesses of every result and of the operands named in ``shapes``.
 
-        ``shapes`` gives extents in elements. Accesses whose dimensions each follow one grid axis
-        come as Access, others as BoxAccess.
+        ``shapes`` gives extents in elements; ``source`` says in messages who gave them. Accesses
+        whose dimensions each follow one grid axis come as Access, others as BoxAccess.
 
         Raises InputError where a block begins outside its array, or a result is not written whole,
         each block of it by one tile.
@@ -186,8 +188,8 @@ class PallasKernel:
         found = {name: (specs[name], tuple(shape), False) for name, shape in shapes.items()}
         for name, spec, out in zip(self.results, self.out_specs, self.out_shape, strict=True):
             found[name] = (spec, tuple(out.shape), True)
-        for name, (spec, shape, _) in found.items():
-            self.check_blocks(name, spec, shape)
+        for name, (spec, shape, write) in found.items():
+            self.check_blocks(name, spec, shape, source="" if write else source)
         reduction = self.reduction_axes
         for name, (spec, shape, write) in found.items():
             if write:
@@ -213,15 +215,19 @@ class PallasKernel:
             name: self._access(name, found[name], followed[name], axes, space) for name in found
         }
 
-    def check_blocks(self, name: str, spec: pl.BlockSpec, shape: tuple[int, ...]) -> None:
+    def check_blocks(
+        self, name: str, spec: pl.BlockSpec, shape: tuple[int, ...], *, source: str = ""
+    ) -> None:
         """Raises InputError unless every block of ``name`` begins inside its ``shape``.
 
-        A copy of a block that does not would touch another array's memory.
+        A copy of a block that does not would touch another array's memory. ``source`` says who gave
+        the shape.
         """
         block = block_shape(spec, shape)
+        given = f"{tuple(shape)}, as {source} has it," if source else f"{tuple(shape)}"
         if len(block) != len(shape):
             raise InputError(
-                f"{self.name}: blocks of {name} have {len(block)} dimensions, its shape is {shape}"
+                f"{self.name}: blocks of {name} have {len(block)} dimensions, its shape is {given}"
             )
         counts = [max(-(-extent // size), 1) for extent, size in zip(shape, block, strict=True)]
         index = block_indices(spec, self.grid, self.name, len(shape))
@@ -235,7 +241,7 @@ class PallasKernel:
             point = tuple(map(int, outside[0]))
             raise InputError(
                 f"{self.name}: at grid point {point} the index map of {name} gives block "
-                f"{tuple(map(int, index[point]))}, but blocks {block} of shape {tuple(shape)} are "
+                f"{tuple(map(int, index[point]))}, but blocks {block} of shape {given} are "
                 f"numbered from 0 to {tuple(count - 1 for count in counts)}; {len(outside)} of "
                 f"{index[..., 0].size} grid points are outside"
             )
