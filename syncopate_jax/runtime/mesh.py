@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.sharding import AxisType
 
 from syncopate_jax.errors import InputError, MeshError
 
@@ -43,8 +44,8 @@ def require_bound(axis_names: Sequence[str], *, caller: str, launches: bool = Tr
         JAX's own collectives does not.
 
     Raises:
-      MeshError: an axis is not bound, or the call launches a kernel and the surrounding
-        ``shard_map`` left axes to the compiler: all of them must be manual.
+      MeshError: an axis is not bound, or the surrounding ``shard_map`` left axes: none may be left
+        to a call that launches a kernel, and none that is explicit to any.
     """
     if is_folded(axis_names):
         return
@@ -58,6 +59,14 @@ def require_bound(axis_names: Sequence[str], *, caller: str, launches: bool = Tr
             f"bound here (bound: {bound}); call it inside jax.shard_map over a mesh with that axis"
         )
     left = [name for name in mesh.axis_names if name not in manual and mesh.shape[name] > 1]
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    explicit = [name for name in left if kinds[name] == AxisType.Explicit]
+    if manual and explicit:
+        raise MeshError(
+            f"{caller} was called in a jax.shard_map that is manual over {', '.join(manual)} only; "
+            f"types speak of axis {', '.join(map(repr, explicit))}, which must be manual too, or "
+            f"of AxisType.Auto"
+        )
     if launches and manual and left:
         raise MeshError(
             f"{caller} was called in a jax.shard_map that is manual over {', '.join(manual)} only; "

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 from syncopate_jax.errors import InputError, MeshError, UnsupportedError
 from syncopate_jax.ops import (
@@ -339,13 +340,26 @@ def test_fused_operators_refuse_float64() -> None:
         assert local(all_gather_matmul, x, w).dtype == jnp.float64
 
 
-def test_automatic_mesh_axes() -> None:
-    mesh = jax.make_mesh((2, 2), ("d", "t"), (jax.sharding.AxisType.Auto,) * 2)
+@pytest.mark.parametrize(
+    ("kind", "backend", "text"),
+    [
+        (AxisType.Auto, "remote_dma", "axis 'd' must be manual too: leave out axis_names="),
+        (
+            AxisType.Explicit,
+            "auto",
+            "types speak of axis 'd', which must be manual too, or of Axis",
+        ),
+    ],
+)
+def test_mesh_axes_that_are_left(kind: AxisType, backend: str, text: str) -> None:
     fn = jax.shard_map(
-        lambda x: all_gather_matmul(x, W, axis_name="t", backend="remote_dma"), mesh=mesh,
-        in_specs=jax.P("t"), out_specs=jax.P("t"), axis_names={"t"},
-    )  # fmt: skip
-    with refused("axis 'd' must be manual too: leave out axis_names=", MeshError):
+        lambda x: all_gather_matmul(x, W, axis_name="t", backend=backend),
+        mesh=jax.make_mesh((2, 2), ("d", "t"), (kind, AxisType.Auto)),
+        in_specs=jax.P("t"),
+        out_specs=jax.P("t"),
+        axis_names={"t"},
+    )
+    with refused(text, MeshError):
         jax.eval_shape(jax.jit(fn), X)
 
 
