@@ -77,7 +77,7 @@ def compile(
     check(plan)
     plan = expand_collectives(plan)
     plan = split_chunks(plan, split, split_axis)
-    space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel))
+    space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel), source=f"plan {plan.name}")
     axis_map.check(plan, accesses)
     _check_dtypes(plan, axis_map, kernel)
     launch = on_device(launch, target, plan.num_ranks)
@@ -114,7 +114,13 @@ def _check_types(**arguments: object) -> None:
     for name, value in arguments.items():
         wanted = {"kernel": PallasKernel, "plan": Plan, "launch": Launch}.get(name, str)
         if not isinstance(value, wanted):
-            raise InputError(f"compile: {name} needs a {wanted.__name__}, found {value!r}")
+            message = f"compile: {name} needs a {wanted.__name__}, found {value!r}"
+            if wanted is Plan:
+                message += (
+                    "; syncopate_jax.templates.get(name)(ranks, shape, …) makes one, "
+                    "syncopate_jax.ir.serial.load reads one from a file"
+                )
+            raise InputError(message)
 
 
 def on_device(launch: Launch, target: str, ranks: int) -> Launch:
@@ -127,12 +133,19 @@ def on_device(launch: Launch, target: str, ranks: int) -> Launch:
 def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[str, tuple[int, ...]]:
     """Shapes of the bound operands as tiles see them: around each rank's goals.
 
-    Raises InputError when a binding does not name each dimension of its tensor once.
+    Raises InputError when a binding does not name each dimension of its tensor once, or names what
+    is no operand or result of the kernel.
     """
     shapes = {}
     for binding in axis_map.bindings:
-        if binding.operand not in kernel.operands:
+        if binding.operand in kernel.results:
             continue
+        if binding.operand not in kernel.operands:
+            raise InputError(
+                f"axis map: tensor {binding.tensor} is bound to operand {binding.operand!r}; "
+                f"kernel {kernel.name} has operands {', '.join(kernel.operands) or 'none'} and "
+                f"results {', '.join(kernel.results)}"
+            )
         shape = plan.tensor(binding.tensor).shape
         dims = axis_map.dims(binding, len(shape))
         if sorted(dims) != list(range(len(shape))):

@@ -69,7 +69,8 @@ class Launch:
             raise InputError(
                 "launch: there is no GPU whose multiprocessors could be counted; on CPUs and TPUs "
                 "use backend 'remote_dma' or 'xla' (and leave out target), or give "
-                "syncopate_jax.options.Launch(sms=…) to compile for a GPU that is not here"
+                "syncopate_jax.options.Launch(sms=…) to compile for a GPU that is not here, by "
+                "jax.jit(f).trace(…).lower(lowering_platforms=('cuda',))"
             )
         return self.sms // ranks if self.folded else self.sms
 

@@ -121,7 +121,8 @@ def test_names_that_are_not_known() -> None:
         fuse(kernel, plan, {"t": "x"}, axis_name="t", target="fpga")
     with refused("plan own_gather: no tensor 'u'; its tensors are ['t']"):
         fuse(kernel, plan, {"u": "x"}, axis_name="t")
-    with refused("axis map: tensor t is bound to operand 'y'; the kernel's operands are"):
+    text = "is bound to operand 'y'; kernel scale has operands x, s and results out"
+    with refused(f"axis map: tensor t {text}"):
         fuse(kernel, plan, {"t": "y"}, axis_name="t")
     with refused("compile: order needs one of natural, grouped, snake, found 'random'"):
         fuse(kernel, plan, {"t": "x"}, axis_name="t", order="random")
@@ -131,11 +132,25 @@ def test_names_that_are_not_known() -> None:
             fuse(kernel, plan, {"t": "x"}, axis_name=wrong)
 
 
+def test_a_plan_of_another_shape_than_the_kernel() -> None:
+    """The kernel's user sees blocks of a shape that is the plan's."""
+    plan = own_kernels.gather_plan(2, t=(4, 4))
+    with refused("of shape (4, 4), as plan own_gather has it, are numbered from 0 to (1, 0); 2 of"):
+        fuse(own_kernels.scale(8, 4), plan, {"t": "x"}, axis_name="t")
+    with refused("blocks of x have 2 dimensions, its shape is (4, 4, 1), as plan own_gather has"):
+        fuse(
+            own_kernels.scale(4, 4),
+            own_kernels.gather_plan(2, t=(4, 4, 1)),
+            {"t": "x"},
+            axis_name="t",
+        )
+
+
 def test_arguments_of_other_kinds() -> None:
     plan, kernel = own_kernels.gather_plan(2, t=(4, 4)), own_kernels.scale(4, 4)
     with refused("compile: kernel needs a PallasKernel, found None"):
         fuse(None, plan, {"t": "x"}, axis_name="t")
-    with refused("compile: plan needs a Plan, found 'all_gather_ring'"):
+    with refused("compile: plan needs a Plan, found 'all_gather_ring'; syncopate_jax.templates."):
         fuse(kernel, "all_gather_ring", {"t": "x"}, axis_name="t")
     for name, needed in (("launch", "Launch"), ("backend", "str"), ("target", "str")):
         for value in (3, ["xla"], np.ones(2)):

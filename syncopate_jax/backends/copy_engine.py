@@ -37,12 +37,11 @@ from syncopate_jax.backends.gpu_peers import Peers
 from syncopate_jax.backends.gpu_places import LOCAL, Row
 from syncopate_jax.backends.gpu_signals import Signals
 from syncopate_jax.backends.gpu_tables import LayoutMaker
-from syncopate_jax.backends.interface import Emitted, Work
+from syncopate_jax.backends.interface import Emitted, Work, wrong_platform
 from syncopate_jax.backends.triton_kernel import FusedTriton
 from syncopate_jax.backends.triton_layout import FlaggedTritonMaker
 from syncopate_jax.errors import SyncopateError, UnsupportedError
-from syncopate_jax.ir.plan import Plan
-from syncopate_jax.ir.text import op_text
+from syncopate_jax.ir.text import row_text
 from syncopate_jax.native import build, copies
 from syncopate_jax.options import Launch
 from syncopate_jax.registry import backends
@@ -144,13 +143,6 @@ def _call(work: Work, places: Buffers) -> copies.Call:
     return copies.Call(plan.name, plan.num_ranks, tuple(found), int(work.schedule.num_slots.max()))
 
 
-def _named(plan: Plan, row: int) -> str:
-    """An operation and its place, for messages."""
-    op = plan.row(row)
-    index = row - int(np.searchsorted(plan.columns.rank, op.rank))
-    return f"rank {op.rank} op {index} ({op_text(replace(op, origin=''))})"
-
-
 def _copies(
     work: Work,
     places: Buffers,
@@ -164,15 +156,15 @@ def _copies(
     source = places.source(row)
     if source.kind != INPUT or source.tensor not in tensors or c.reduce[row]:
         raise UnsupportedError(
-            f"plan {plan.name}: {_named(plan, row)} moves what a tile made or what arrived before, "
-            f"and a copy is started ahead of the kernel; use a plan of one hop of what tiles read, "
-            f"or 'tma_dedicated'"
+            f"plan {plan.name}: {row_text(plan, row)} moves what a tile made or what arrived "
+            f"before, and a copy is started ahead of the kernel; use a plan of one hop of what "
+            f"tiles read, or 'tma_dedicated'"
         )
     target = places.destination(row)
     signals = work.schedule.op_signals.row(row)
     if any(rank != dst_rank for rank, _ in signals) or len(signals) > 1:
         raise UnsupportedError(
-            f"plan {plan.name}: {_named(plan, row)} raises signals {signals}, and a copy raises "
+            f"plan {plan.name}: {row_text(plan, row)} raises signals {signals}, and a copy raises "
             f"one slot where it lands; use 'tma_dedicated'"
         )
     ndim = source.lo.shape[1]
@@ -239,10 +231,7 @@ class _Run:
         elif self.platform == "cuda":
             outs, flags, buffers = self._on_device(operands, sources)
         else:
-            raise UnsupportedError(
-                f"copy_engine runs on CUDA GPUs, this program is for {self.platform}; use target "
-                f"'tpu' or backend 'xla' there"
-            )
+            raise UnsupportedError(wrong_platform(self.engine.name, self.platform))
         return copies.join(outs, flags, [*sources, *buffers])
 
     def _on_device(

@@ -23,6 +23,7 @@ from syncopate_jax.backends.dma_layout import (
 from syncopate_jax.backends.in_order import START, WAIT, sequence
 from syncopate_jax.backends.interface import Work
 from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.ir.text import row_text
 from syncopate_jax.kernel.blocks import block_shape
 
 # A work is laid out when the backend is asked about it and whenever its operator is traced.
@@ -92,8 +93,8 @@ class _LayoutMaker:
         unplaced = np.flatnonzero((c.reduce > 0) & (self.schedule.landing < 0))
         if len(unplaced):
             raise UnsupportedError(
-                f"remote_dma: plan {name} reduces into data that no tile writes "
-                f"({self.plan.row(int(unplaced[0]))}); use backend 'xla'"
+                f"remote_dma: plan {name} reduces into data that no tile writes: "
+                f"{row_text(self.plan, int(unplaced[0]))}; use backend 'xla'"
             )
         if np.any(c.reduce > 0) and not self.kernel.has_addend:
             raise UnsupportedError(

@@ -21,6 +21,7 @@ from syncopate_jax.backends.gpu_tables import LayoutMaker, Points
 from syncopate_jax.backends.interface import Emitted, Work, too_wide, wrong_target
 from syncopate_jax.backends.rank_table import Lists
 from syncopate_jax.errors import SyncopateError, UnsupportedError
+from syncopate_jax.ir.text import row_text
 from syncopate_jax.options import Launch
 
 Array = np.ndarray
@@ -103,8 +104,8 @@ class ColocatedMaker(LayoutMaker):
         if self.plan.tensors[self.c.src_tensor[row]].name == found[1]:
             return True
         raise UnsupportedError(
-            f"plan {self.plan.name}: {self.plan.row(row)} forwards what it received; a tile stores "
-            f"its own result: use a plan of one hop, or 'tma_dedicated'"
+            f"plan {self.plan.name}: {row_text(self.plan, row)} forwards what it received; a tile "
+            f"stores its own result: use a plan of one hop, or 'tma_dedicated'"
         )
 
     def _tiles_of(self, row: int) -> list[int]:
@@ -129,8 +130,9 @@ class ColocatedMaker(LayoutMaker):
             here = self.c.dst_rank[before] == self.c.src_rank[row]
             if self.schedule.landing[before] < 0 or not here:
                 raise UnsupportedError(
-                    f"plan {self.plan.name}: {self.plan.row(row)} waits for "
-                    f"{self.plan.row(before)}, which its tiles do not add: use 'tma_dedicated'"
+                    f"plan {self.plan.name}: {row_text(self.plan, row)} waits for "
+                    f"{row_text(self.plan, before)}, which its tiles do not add: use "
+                    f"'tma_dedicated'"
                 )
 
     @functools.cached_property
@@ -236,8 +238,8 @@ class ColocatedMaker(LayoutMaker):
             held = self.places.source(row)
             if held.kind != INPUT:
                 raise UnsupportedError(
-                    f"plan {self.plan.name}: {self.plan.row(row)} forwards what it received; a "
-                    f"tile reads from the owner: use a plan of one hop, or 'tma_dedicated'"
+                    f"plan {self.plan.name}: {row_text(self.plan, row)} forwards what it received; "
+                    f"a tile reads from the owner: use a plan of one hop, or 'tma_dedicated'"
                 )
             rank, src_rank = int(self.c.dst_rank[row]), int(self.c.src_rank[row])
             start, stop = self.c.dst_lo[row, :ndim], self.c.dst_hi[row, :ndim]

@@ -28,7 +28,7 @@ from syncopate_jax.backends.gpu_peers import Peers
 from syncopate_jax.backends.gpu_places import LOCAL, Known, Places, Row, TableOrder
 from syncopate_jax.backends.gpu_signals import Signals, Watch
 from syncopate_jax.backends.gpu_watchdog import raise_given_up
-from syncopate_jax.backends.interface import Emitted, Work
+from syncopate_jax.backends.interface import Emitted, Work, wrong_platform
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.options import Launch
 from syncopate_jax.pallas_kernels.tile_loop_mosaic_gpu import Tile, TileLoop
@@ -379,10 +379,7 @@ def emitted(name: str, kernel: FusedKernel) -> Emitted:
     ) -> Sequence[jax.Array]:
         simulated = platform == "cpu" and isinstance(interpret, plgpu.InterpretGPUParams)
         if platform != "cuda" and not simulated:
-            raise UnsupportedError(
-                f"{name} runs on CUDA GPUs, this program is for {platform}; use target 'tpu' or "
-                f"backend 'xla' there"
-            )
+            raise UnsupportedError(wrong_platform(name, platform))
         alone = [False] * len(operands) if shared is None else shared
         return kernel.call(operands, alone, interpret if simulated else None)
 

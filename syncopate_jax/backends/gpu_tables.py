@@ -20,6 +20,7 @@ from syncopate_jax.backends.interface import Work
 from syncopate_jax.backends.rank_table import Lists, Section, TableMaker
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.ir.schedule import Rows
+from syncopate_jax.ir.text import row_text
 
 Array = np.ndarray
 Points = list[list[list[list[int]]]]
@@ -109,8 +110,8 @@ class LayoutMaker:
         unplaced = np.flatnonzero((self.c.reduce > 0) & (self.schedule.landing < 0))
         if len(unplaced):
             raise UnsupportedError(
-                f"plan {name} reduces into data that no tile writes "
-                f"({self.plan.row(int(unplaced[0]))}); use backend 'xla'"
+                f"plan {name} reduces into data that no tile writes: "
+                f"{row_text(self.plan, int(unplaced[0]))}; use backend 'xla'"
             )
 
     def kernel_reason(self) -> str | None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from syncopate_jax.errors import DeadlockError, UnsupportedError
 from syncopate_jax.ir.schedule import Schedule
+from syncopate_jax.ir.text import row_text
 
 WAIT, START, SENT = 0, 1, 2
 """Instructions: wait for an operation's data to arrive here, start it, wait until it is sent."""
@@ -72,8 +73,8 @@ def _slots(schedule: Schedule) -> tuple[list[dict[int, int]], list[dict[int, int
         if plan.columns.dst_rank[row] != target:
             raise UnsupportedError(
                 f"plan {plan.name}: rank {target} waits for an operation whose data lands on rank "
-                f"{plan.columns.dst_rank[row]} ({plan.row(int(row))}); a core that computes and "
-                f"communicates in order can only wait for what lands on it: use backend 'xla'"
+                f"{plan.columns.dst_rank[row]}: {row_text(plan, int(row))}; a core that computes "
+                f"and communicates in order can only wait for what lands on it: use backend 'xla'"
             )
         arrivals[target][slot] = int(row)
     raised = zip(schedule.signals.owner, schedule.signals.values.tolist(), strict=True)
@@ -190,7 +191,7 @@ def _run_together(schedule: Schedule, flat: list[list[tuple[int, int]]]) -> list
     stuck = [r for r, program in enumerate(flat) if place[r] < len(program)]
     if stuck:
         waits = "; ".join(
-            f"rank {r} waits for {schedule.plan.row(flat[r][place[r]][1])}" for r in stuck[:4]
+            f"rank {r} waits for {row_text(schedule.plan, flat[r][place[r]][1])}" for r in stuck[:4]
         )
         raise DeadlockError(
             f"plan {schedule.plan.name}: in this tile order no rank can go on: {waits}; "

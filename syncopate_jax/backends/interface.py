@@ -40,6 +40,14 @@ def wrong_target(name: str, targets: Sequence[str], target: str) -> str:
     return f"{name} works with target {known}, not {target!r}; {where}"
 
 
+def wrong_platform(name: str, platform: str) -> str:
+    """Says that GPU backend ``name`` has nothing for ``platform``, and which backends have."""
+    return (
+        f"{name} runs on CUDA GPUs, this program is for {platform}; on CPUs and TPUs use backend "
+        f"'remote_dma' or 'xla' (and leave out target)"
+    )
+
+
 def is_wide(dtype: Any) -> bool:
     """Whether numbers of ``dtype`` have more than 32 bits, as ``jax_enable_x64`` allows."""
     bits: int = 8 * jnp.dtype(dtype).itemsize

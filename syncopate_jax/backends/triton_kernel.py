@@ -17,7 +17,7 @@ from jax import lax
 
 from syncopate_jax.backends import triton_call
 from syncopate_jax.backends.gpu_buffers import Placed
-from syncopate_jax.backends.interface import Emitted, Work
+from syncopate_jax.backends.interface import Emitted, Work, wrong_platform
 from syncopate_jax.backends.triton_call import Launched, Simulator
 from syncopate_jax.backends.triton_layout import COUNTERS, Laid
 from syncopate_jax.errors import UnsupportedError
@@ -89,10 +89,7 @@ class FusedTriton:
             return triton_call.launch
         if platform == "cpu" and isinstance(interpret, Simulator) and self.work.launch.folded:
             return functools.partial(triton_call.simulate, interpret)
-        raise UnsupportedError(
-            f"{self.name} runs Triton kernels on CUDA GPUs, this program is for {platform}; use "
-            f"target 'tpu' or backend 'xla' there"
-        )
+        raise UnsupportedError(wrong_platform(self.name, platform))
 
     # --- folded --------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from syncopate_jax.backends.buffers import Buffer, result_tensor
 from syncopate_jax.backends.gpu_buffers import INPUT, RESULT, Key
 from syncopate_jax.backends.gpu_tables import LayoutMaker, Points, own_key
 from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.ir.text import row_text
 from syncopate_jax.kernel.triton_body import TritonBody
 from syncopate_jax.native import copies
 from syncopate_jax.triton_source import scheme as parts
@@ -114,8 +115,8 @@ class TransferMaker(LayoutMaker):
         )  # fmt: skip
         if len(rows) > MOST_BLOCKS:
             raise UnsupportedError(
-                f"plan {self.plan.name}: {self.plan.row(row)} is {len(rows)} separate blocks of "
-                f"rows, at most {MOST_BLOCKS} are copied as one; cut chunks along one dimension"
+                f"plan {self.plan.name}: {row_text(self.plan, row)} is {len(rows)} separate blocks "
+                f"of rows, at most {MOST_BLOCKS} are copied as one; cut chunks along one dimension"
             )
         blocks = tuple(parts.Block(a, p, b, q, width, n) for a, p, b, q, width, n in rows)
         move = Move(self.name(own_key(source)), self.name(key), pull, blocks)

@@ -19,6 +19,7 @@ from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.ir.columns import Columns, make_columns
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.schedule import Rows, Schedule
+from syncopate_jax.ir.text import row_text
 from syncopate_jax.kernel.access import AnyAccess
 from syncopate_jax.kernel.axis_map import AxisMap
 from syncopate_jax.kernel.frame import Frame, frames
@@ -88,8 +89,8 @@ def _cut(schedule: Schedule, space: TileSpace, written: Mapping[int, Frame]) -> 
         if frame is None or c.rank[row] != rank:
             how = "is pulled" if frame is not None else "sends what no tile writes"
             raise UnsupportedError(
-                f"tile_stores: plan {plan.name}: {plan.row(row)} {how}; tiles can only push their "
-                f"own results"
+                f"tile_stores: plan {plan.name}: {row_text(plan, row)} {how}; tiles can only push "
+                f"their own results"
             )
         lo, hi = _tile_boxes(frame, space, rank, schedule.order[rank])
         dims = lo.shape[1]

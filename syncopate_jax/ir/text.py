@@ -29,6 +29,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir import comm
@@ -126,6 +129,13 @@ def op_text(op: Operation) -> str:
     if op.origin:
         parts.append(f"# {_free(op.origin)}")
     return " ".join(parts)
+
+
+def row_text(plan: Plan, row: int) -> str:
+    """The operation of a row of ``plan.columns``, and its place, for messages."""
+    op = plan.row(row)
+    index = row - int(np.searchsorted(plan.columns.rank, op.rank))
+    return f"rank {op.rank} op {index} ({op_text(replace(op, origin=''))})"
 
 
 def _ranks(ranks: Iterable[int]) -> str:

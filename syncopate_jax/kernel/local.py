@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import jax
@@ -27,7 +28,10 @@ from syncopate_jax.kernel.triton_body import TritonBody
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PallasKernel:
-    """A local kernel given by the arguments of ``pl.pallas_call``; nothing is annotated.
+    """A local kernel as ``pl.pallas_call`` takes it, with a name for each array.
+
+    Nothing is annotated. One spec or shape may stand bare, as there; a ``grid_spec`` is given as
+    the arguments that it is made of.
 
     The grid axes on which no output's block depends are reduction axes: a tile walks them, and the
     fused kernel may walk them in another order, so in ``body`` their ``pl.program_id`` counts
@@ -47,33 +51,56 @@ class PallasKernel:
       loop: the kernel as it is written for target ``mosaic_gpu``, where it has no grid but is
         handed its loop over tiles; ``body`` is then unused.
       triton: the kernel as it is written for target ``triton``, see ``triton_body.triton_kernel``.
-      name: shown in programs and messages.
+      name: shown in programs and messages; that of ``body`` unless given.
+
+    Raises:
+      InputError: an argument is another kind of thing, or arrays, names and specs do not pair up.
     """
 
     body: Callable[..., None]
-    grid: tuple[int, ...]
-    operands: tuple[str, ...]
-    results: tuple[str, ...]
-    in_specs: Sequence[pl.BlockSpec]
-    out_specs: Sequence[pl.BlockSpec]
-    out_shape: Sequence[jax.ShapeDtypeStruct]
+    grid: tuple[int, ...] = ()
+    operands: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+    in_specs: Sequence[pl.BlockSpec] = ()
+    out_specs: Sequence[pl.BlockSpec] = ()
+    out_shape: Sequence[jax.ShapeDtypeStruct] = ()
     scratch_shapes: Sequence[Any] = ()
     has_addend: bool = False
     reference: Callable[..., Any] | None = None
     loop: LoopBody | None = None
     triton: TritonBody | None = None
-    name: str = "kernel"
+    name: str = ""
+    grid_spec: InitVar[Any] = None
 
-    def __post_init__(self) -> None:
-        for what, names, specs in (
-            ("in_specs", self.operands, self.in_specs),
-            ("out_specs", self.results, self.out_specs),
-            ("out_shape", self.results, self.out_shape),
+    def __post_init__(self, grid_spec: Any) -> None:
+        object.__setattr__(self, "name", self.name or _name(self.body))
+        if grid_spec is not None:
+            raise InputError(
+                f"{self.name}: grid_spec is not taken; give its grid, in_specs, out_specs and "
+                f"scratch_shapes themselves"
+            )
+        for what in ("operands", "results"):
+            object.__setattr__(self, what, _names(self.name, what, getattr(self, what)))
+        for what in ("in_specs", "out_specs", "out_shape", "scratch_shapes"):
+            given = getattr(self, what)
+            several = tuple(given) if isinstance(given, Sequence) else (given,)
+            object.__setattr__(self, what, several)
+        for names, what in (
+            ("operands", "in_specs"),
+            ("results", "out_specs"),
+            ("results", "out_shape"),
         ):
-            if len(names) != len(specs):
+            named, found = getattr(self, names), getattr(self, what)
+            if len(named) != len(found):
                 raise InputError(
-                    f"{self.name}: {len(names)} names {names} need as many {what}, "
-                    f"found {len(specs)}"
+                    f"{self.name}: {names} names {len(named)} arrays {named}, {what} has "
+                    f"{len(found)}; each array needs a name in {names} and one of {what}"
+                )
+        for name, shape in zip(self.results, self.out_shape, strict=True):
+            if not (hasattr(shape, "shape") and hasattr(shape, "dtype")):
+                raise InputError(
+                    f"{self.name}: {name} needs a jax.ShapeDtypeStruct in out_shape, found "
+                    f"{shape!r}"
                 )
         object.__setattr__(self, "grid", _grid(self.name, self.grid))
         named = (
@@ -146,11 +173,13 @@ class PallasKernel:
         """The tile space read from grid and BlockSpecs, given the shapes of some operands."""
         return self.read(shapes)[0]
 
-    def read(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[TileSpace, dict[str, AnyAccess]]:
+    def read(
+        self, shapes: Mapping[str, tuple[int, ...]], *, source: str = ""
+    ) -> tuple[TileSpace, dict[str, AnyAccess]]:
         """Tile space and accesses of every result and of the operands named in ``shapes``.
 
-        ``shapes`` gives extents in elements. Accesses whose dimensions each follow one grid axis
-        come as Access, others as BoxAccess.
+        ``shapes`` gives extents in elements; ``source`` says in messages who gave them. Accesses
+        whose dimensions each follow one grid axis come as Access, others as BoxAccess.
 
         Raises InputError where a block begins outside its array, or a result is not written whole,
         each block of it by one tile.
@@ -159,8 +188,8 @@ class PallasKernel:
         found = {name: (specs[name], tuple(shape), False) for name, shape in shapes.items()}
         for name, spec, out in zip(self.results, self.out_specs, self.out_shape, strict=True):
             found[name] = (spec, tuple(out.shape), True)
-        for name, (spec, shape, _) in found.items():
-            self.check_blocks(name, spec, shape)
+        for name, (spec, shape, write) in found.items():
+            self.check_blocks(name, spec, shape, source="" if write else source)
         reduction = self.reduction_axes
         for name, (spec, shape, write) in found.items():
             if write:
@@ -186,15 +215,19 @@ class PallasKernel:
             name: self._access(name, found[name], followed[name], axes, space) for name in found
         }
 
-    def check_blocks(self, name: str, spec: pl.BlockSpec, shape: tuple[int, ...]) -> None:
+    def check_blocks(
+        self, name: str, spec: pl.BlockSpec, shape: tuple[int, ...], *, source: str = ""
+    ) -> None:
         """Raises InputError unless every block of ``name`` begins inside its ``shape``.
 
-        A copy of a block that does not would touch another array's memory.
+        A copy of a block that does not would touch another array's memory. ``source`` says who gave
+        the shape.
         """
         block = block_shape(spec, shape)
+        given = f"{tuple(shape)}, as {source} has it," if source else f"{tuple(shape)}"
         if len(block) != len(shape):
             raise InputError(
-                f"{self.name}: blocks of {name} have {len(block)} dimensions, its shape is {shape}"
+                f"{self.name}: blocks of {name} have {len(block)} dimensions, its shape is {given}"
             )
         counts = [max(-(-extent // size), 1) for extent, size in zip(shape, block, strict=True)]
         index = block_indices(spec, self.grid, self.name, len(shape))
@@ -208,7 +241,7 @@ class PallasKernel:
             point = tuple(map(int, outside[0]))
             raise InputError(
                 f"{self.name}: at grid point {point} the index map of {name} gives block "
-                f"{tuple(map(int, index[point]))}, but blocks {block} of shape {tuple(shape)} are "
+                f"{tuple(map(int, index[point]))}, but blocks {block} of shape {given} are "
                 f"numbered from 0 to {tuple(count - 1 for count in counts)}; {len(outside)} of "
                 f"{index[..., 0].size} grid points are outside"
             )
@@ -254,6 +287,25 @@ class PallasKernel:
         index = index.reshape(space.num_tiles, space.num_steps, len(shape))
         lo = np.minimum(index * np.array(block), np.array(shape))
         return BoxAccess(name, shape, lo, np.minimum(lo + np.array(block), np.array(shape)), write)
+
+
+def _name(body: Any) -> str:
+    """The name of the function that ``body`` is or was made of."""
+    while isinstance(body, functools.partial):
+        body = body.func
+    name = getattr(body, "__name__", "")
+    return name if name.isidentifier() else "kernel"
+
+
+def _names(where: str, what: str, given: Any) -> tuple[str, ...]:
+    """Names of arrays; raises InputError where they are none, such as letters of one string."""
+    if (
+        isinstance(given, str)
+        or not isinstance(given, Sequence)
+        or not all(isinstance(name, str) for name in given)
+    ):
+        raise InputError(f"{where}: {what} must be a tuple of names, found {given!r}")
+    return tuple(given)
 
 
 def _grid(where: str, given: Any) -> tuple[int, ...]:

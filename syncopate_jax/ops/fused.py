@@ -113,7 +113,11 @@ def _check_options(options: Options) -> None:
             f"target: no local kernel is written for {options.target!r}; known: {known}"
         )
     if isinstance(options.plan, str):
-        templates.get(options.plan)
+        if options.plan not in (names := templates.names()):
+            raise InputError(
+                f"plan: no plan template is called {options.plan!r}; known: {', '.join(names)}; a "
+                f"plan in a file is read by syncopate_jax.ir.serial.load"
+            )
     elif options.plan is not None and not isinstance(options.plan, Plan):
         raise InputError(
             f"plan: needs a Plan, the name of a plan template or None, found {options.plan!r}"

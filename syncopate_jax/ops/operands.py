@@ -32,7 +32,7 @@ def matmul_like(
     ``spec`` is written for letters ``b`` (all leading dimensions of ``x`` as one), ``m``, ``k``
     and ``n``. Raises InputError naming ``operator`` when shapes, dtypes or options do not fit.
     """
-    names, out_dtype = _checked(operator, x, w, spec, axis_name, preferred_element_type)
+    names, out_dtype = _checked(operator, x, w, spec, axis_name, preferred_element_type, options)
     out = contract(spec, _folded(x), w, names, options, out_dtype)
     return out.reshape(*x.shape[:-2], *out.shape[1:])
 
@@ -47,7 +47,7 @@ def matmul_and_keep(
     options: Options,
 ) -> tuple[jax.Array, jax.Array]:
     """The same, and the operand that ``spec`` exchanges, as it is after that."""
-    names, out_dtype = _checked(operator, x, w, spec, axis_name, preferred_element_type)
+    names, out_dtype = _checked(operator, x, w, spec, axis_name, preferred_element_type, options)
     out, kept = contract_and_keep(spec, _folded(x), w, names, options, out_dtype)
     if spec.place == "lhs":
         kept = kept.reshape(*x.shape[:-2], *kept.shape[1:])
@@ -66,12 +66,15 @@ def _checked(
     spec: Contraction,
     axis_name: str | tuple[str, ...],
     preferred_element_type: jax.typing.DTypeLike | None,
+    options: Options,
 ) -> tuple[tuple[str, ...], jnp.dtype]:
     """The mesh axes, and the dtype of the result."""
     check_arrays(operator, x, w)
     out_dtype = result_dtype(operator, preferred_element_type, x, w)
     names = mesh.axis_tuple(axis_name, caller=operator)
-    mesh.require_bound(names, caller=operator)
+    # Where axes are left to the compiler, ``auto`` takes ``xla``.
+    launches = options.backend not in ("auto", "xla")
+    mesh.require_bound(names, caller=operator, launches=launches)
     _check_sizes(operator, spec, x, w, mesh.ranks(names))
     return names, out_dtype
 

@@ -46,7 +46,8 @@ def matmul(
     Args:
       x: [..., M, K].
       w: [K, N].
-      out_sharding: of the result. By default rows are sharded as those of ``x`` and columns as
+      out_sharding: of the result; a PartitionSpec is of the mesh in use (``jax.set_mesh``), or else
+        of the operands'. By default rows are sharded as those of ``x`` and columns as
         those of ``w``, but for the axes that the rows have; on auto axes, as the partitioner
         likes.
       preferred_element_type: dtype of the result; default that of the promoted operands.
@@ -99,6 +100,8 @@ def matmul(
             f"a mesh with explicit axes"
         )
     y = auto_axes.product(how, out_sharding is None, x, w)
+    if isinstance(out_sharding, PartitionSpec):  # of the operands' mesh, where none is in context
+        out_sharding = NamedSharding(mesh, out_sharding)
     return y if out_sharding is None else lax.with_sharding_constraint(y, out_sharding)
 
 
@@ -118,7 +121,8 @@ def _spec_of(
         own = dict(sharding.mesh.shape)
         if sizes and own != sizes:
             raise InputError(f"matmul: out_sharding is of mesh {own}, the operands are on {sizes}")
-        sizes = own
+        if not explicit_axes.explicit_axes(sharding.mesh):  # whose types the operands would have
+            sizes = own
     if not sizes:
         raise InputError(
             f"matmul: out_sharding is {spec}, but there is no mesh here; use jax.set_mesh, or "

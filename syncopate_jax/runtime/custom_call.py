@@ -87,6 +87,7 @@ def fused_call(
     fold: BatchRule | None = None,
     ordered: bool | None = None,
     narrow: bool = False,
+    launches: bool = True,
 ) -> tuple[jax.Array, ...]:
     """Run a kernel that communicates over mesh axes as one operation.
 
@@ -107,16 +108,18 @@ def fused_call(
       ordered: keep calls in program order; default: if the surrounding mesh is of CPU devices.
       narrow: trace and lower ``impl`` with numbers of at most 32 bits, whatever ``jax_enable_x64``
         says, as Pallas has them in kernels; ignored where an argument or result has more.
+      launches: whether ``impl`` launches a kernel at all, see ``mesh.require_bound``.
 
     Returns:
       The results, in the order of ``out_types``.
 
     Raises:
-      MeshError: an axis is not bound by ``jax.shard_map``, or some axis was left automatic.
+      MeshError: an axis is not bound by ``jax.shard_map``, or some axis was left automatic and the
+        call launches a kernel.
       InputError: ``invariant_over`` names an axis that is not communicated over, or ``impl``
         returned other shapes or dtypes than ``out_types`` (raised when the program is lowered).
     """
-    mesh.require_bound(axis_names, caller=name)
+    mesh.require_bound(axis_names, caller=name, launches=launches)
     for axis in invariant_over:
         if axis not in axis_names:
             raise InputError(
@@ -311,8 +314,8 @@ def _show(types: Sequence[tuple[tuple[int, ...], Any]]) -> str:
 
 def _refuse_jvp(primals: Any, tangents: Any, *, call: _Call) -> Any:
     raise UnsupportedError(
-        f"{call.name} has no derivative of its own; differentiate the operator that calls it, "
-        "which defines one with jax.custom_vjp (forward-mode derivatives are not available)"
+        f"{call.name} has no derivative of its own: wrap the call in jax.custom_vjp and give its "
+        "gradient there, as the operators of syncopate_jax.ops do (forward mode is not available)"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.sharding import AxisType
 
 from syncopate_jax.errors import InputError, MeshError
 
@@ -33,16 +34,18 @@ def axis_tuple(axis_name: str | tuple[str, ...], *, caller: str) -> tuple[str, .
     return tuple(names)
 
 
-def require_bound(axis_names: Sequence[str], *, caller: str) -> None:
+def require_bound(axis_names: Sequence[str], *, caller: str, launches: bool = True) -> None:
     """Check that a call may communicate over mesh axes at the point where it is traced.
 
     Args:
       axis_names: mesh axes that the call communicates over; empty for a local kernel.
       caller: name of the operator, for messages.
+      launches: whether it launches a kernel, which spans every device of the mesh; what is made of
+        JAX's own collectives does not.
 
     Raises:
-      MeshError: an axis is not bound, or the surrounding ``shard_map`` left axes to the compiler:
-        one kernel launch spans every device of the mesh, so all of its axes must be manual.
+      MeshError: an axis is not bound, or the surrounding ``shard_map`` left axes: none may be left
+        to a call that launches a kernel, and none that is explicit to any.
     """
     if is_folded(axis_names):
         return
@@ -56,11 +59,20 @@ def require_bound(axis_names: Sequence[str], *, caller: str) -> None:
             f"bound here (bound: {bound}); call it inside jax.shard_map over a mesh with that axis"
         )
     left = [name for name in mesh.axis_names if name not in manual and mesh.shape[name] > 1]
-    if manual and left:
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    explicit = [name for name in left if kinds[name] == AxisType.Explicit]
+    if manual and explicit:
+        raise MeshError(
+            f"{caller} was called in a jax.shard_map that is manual over {', '.join(manual)} only; "
+            f"types speak of axis {', '.join(map(repr, explicit))}, which must be manual too, or "
+            f"of AxisType.Auto"
+        )
+    if launches and manual and left:
         raise MeshError(
             f"{caller} was called in a jax.shard_map that is manual over {', '.join(manual)} only; "
             f"one launch spans all devices, so axis {', '.join(map(repr, left))} must be manual "
-            "too: leave out axis_names= and name every mesh axis in the specs"
+            "too: leave out axis_names= and name every mesh axis in the specs, or use backend "
+            "'xla' (of a kernel of your own: with its reference)"
         )
 
 

@@ -28,6 +28,8 @@ from syncopate_jax.runtime import custom_call, mesh
 class Operator:
     """A fused operator; call it with one rank's operands.
 
+    It has no derivative of its own: wrap the call in ``jax.custom_vjp`` to give it one.
+
     Attributes:
       work: kernel, schedule and axis map.
       backend: the realisation that was chosen.
@@ -56,11 +58,13 @@ class Operator:
             it at the start; a bound result is what the plan's goals leave on the rank.
 
         Raises:
-          InputError: a bound operand has another shape or dtype than the plan says.
-          MeshError: outside ``jax.shard_map``, or over another number of ranks than the plan's.
+          InputError: a bound operand has another shape or dtype than the plan says, or the plan is
+            for another number of ranks.
+          MeshError: outside ``jax.shard_map``, or where that leaves axes to the compiler and a
+            kernel would be launched.
         """
         work, name = self.work, self.name
-        mesh.require_bound(work.axis_names, caller=name)
+        mesh.require_bound(work.axis_names, caller=name, launches=self._launches)
         self._check_ranks()
         self._check_operands(operands)
         interpret = interpret_settings.get()
@@ -75,6 +79,7 @@ class Operator:
                 invariant_over=work.axis_names if self._same_on_every_rank() else (),
                 key=(self, interpret),
                 narrow=self._is_kernel,
+                launches=self._launches,
                 fold=functools.partial(self._fold, emitted) if self.backend.folds else None,
             )
         )
@@ -107,6 +112,11 @@ class Operator:
     def _is_kernel(self) -> bool:
         """Whether it is a kernel of its own; ``xla`` runs what the user wrote in plain JAX."""
         return self.backend.name != "xla"
+
+    @property
+    def _launches(self) -> bool:
+        """Whether it launches a kernel: ``xla`` too does where the local kernel is all it has."""
+        return self._is_kernel or self.work.kernel.reference is None
 
     def keeping(self) -> Operator:
         """This operator, which also returns what was gathered of each bound operand.

@@ -22,10 +22,10 @@ def trace(operator: Any, x: tuple[int, ...], w: tuple[int, ...], **given: Any) -
     """Traces an operator on rows of ranks; ``x`` and ``w`` are one rank's shapes."""
     given = {"target": "mosaic_gpu", "launch": Launch(sms=132)} | given
     dtype = given.pop("dtype", jnp.bfloat16)
-    ranks = given.pop("ranks", 2)
+    ranks, platform = given.pop("ranks", 2), given.pop("platform", "cuda")
     arrays = (jax.ShapeDtypeStruct((ranks, *shape), dtype) for shape in (x, w))
     fn = fold(lambda x, w: operator(x, w, axis_name="ranks", **given), "ranks")
-    jax.jit(fn).trace(*arrays).lower(lowering_platforms=("cuda",))
+    jax.jit(fn).trace(*arrays).lower(lowering_platforms=(platform,))
 
 
 def refused(text: str, error: type[Exception] = UnsupportedError) -> Any:
@@ -75,7 +75,7 @@ def refused(text: str, error: type[Exception] = UnsupportedError) -> Any:
             (128, 64),
             (64, 128),
             {"backend": "tma_colocated", "plan": "all_gather_ring", "ranks": 3},
-            "forwards what it received; a tile reads from the owner",
+            "on nvlink) forwards what it received; a tile reads from the owner",
         ),
     ],
 )
@@ -108,6 +108,14 @@ def test_every_channel_needs_a_warpgroup_that_copies() -> None:
 def test_the_number_of_multiprocessors_must_be_known() -> None:
     with refused("on CPUs and TPUs use backend 'remote_dma' or 'xla'", InputError):
         trace(all_gather_matmul, (128, 64), (64, 128), backend="tma_dedicated", launch=None)
+
+
+def test_other_platforms_are_told_what_they_can_use() -> None:
+    """Not a target, whose kernels the backend has none of."""
+    text = "runs on CUDA GPUs, this program is for cpu; on CPUs and TPUs use backend 'remote_dma' "
+    with refused(text):
+        shapes = (128, 64), (64, 128)
+        trace(all_gather_matmul, *shapes, backend="tma_dedicated", platform="cpu")
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,8 @@ def test_a_tile_order_in_which_no_rank_can_go_on() -> None:
     sequence(schedule)
     with pytest.raises(
         DeadlockError,
-        match=r"in this tile order no rank can go on: rank 0 waits for .*; rank 1 waits for .*; "
+        match=r"in this tile order no rank can go on: rank 0 waits for rank 1 op 0 \(push .*\); "
+        r"rank 1 waits for .*; "
         r"order tiles by arrival",
     ):
         sequence(stuck)
@@ -124,7 +125,7 @@ def test_waits_for_what_lands_elsewhere() -> None:
     schedule = gathering(2)
     signals = Rows.of([[(0, 0)] for _ in range(schedule.plan.num_ops)], 2)
     with pytest.raises(
-        UnsupportedError, match="rank 0 waits for an operation whose data lands on rank 1"
+        UnsupportedError, match=r"an operation whose data lands on rank 1: rank 0 op 0 \(push .*\);"
     ):
         sequence(dataclasses.replace(schedule, op_signals=signals))
 

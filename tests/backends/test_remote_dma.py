@@ -101,7 +101,7 @@ def test_sums_into_what_no_tile_writes() -> None:
     nowhere = np.full_like(work.schedule.landing, -1)
     assert_refused(
         dataclasses.replace(work, schedule=dataclasses.replace(work.schedule, landing=nowhere)),
-        "plan gather_and_scatter reduces into data that no tile writes",
+        "plan gather_and_scatter reduces into data that no tile writes: rank 0 op 1 (push y[",
     )
 
 

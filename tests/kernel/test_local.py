@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -31,6 +32,7 @@ def kernel(in_spec: pl.BlockSpec, *, grid: tuple[int, ...] = (2,), **changes: An
         "in_specs": (in_spec,),
         "out_specs": (pl.BlockSpec((2, 4), lambda i, *_: (i, 0)),),
         "out_shape": (jax.ShapeDtypeStruct((4, 4), jnp.float32),),
+        "name": "kernel",
     }
     return PallasKernel(**(given | changes))
 
@@ -94,9 +96,69 @@ def test_index_maps_that_read_something_else() -> None:
 
 @pytest.mark.parametrize("what", ["in_specs", "out_specs", "out_shape"])
 def test_numbers_of_specs(what: str) -> None:
-    name = "x" if what == "in_specs" else "out"
-    with refused(f"kernel: 1 names ('{name}',) need as many {what}, found 0"):
+    names, name = ("operands", "x") if what == "in_specs" else ("results", "out")
+    with refused(f"kernel: {names} names 1 arrays ('{name}',), {what} has 0; each array needs"):
         kernel(ROWS, **{what: ()})
+
+
+def copy_rows(x: jax.Ref, y: jax.Ref) -> None:
+    y[...] = x[...]
+
+
+BARE: dict[str, Any] = {
+    "grid": 2,
+    "operands": ["x"],
+    "results": ["y"],
+    "in_specs": ROWS,
+    "out_specs": ROWS,
+    "out_shape": jax.ShapeDtypeStruct((4, 4), jnp.float32),
+}
+
+
+def test_one_spec_may_stand_bare() -> None:
+    found = PallasKernel(copy_rows, **BARE)
+    assert (found.operands, found.results, found.in_specs) == (("x",), ("y",), (ROWS,))
+    np.testing.assert_array_equal(found(jnp.ones((4, 4)), interpret=True)[0], np.ones((4, 4)))
+    assert found.read({"x": (4, 4)})[0].num_tiles == 2
+
+
+def test_the_name_is_that_of_the_body() -> None:
+    assert PallasKernel(copy_rows, **BARE).name == "copy_rows"
+    assert PallasKernel(functools.partial(copy_rows), **BARE).name == "copy_rows"
+    assert PallasKernel(lambda x, y: copy_rows(x, y), **BARE).name == "kernel"
+    assert PallasKernel(copy_rows, **BARE, name="rows").name == "rows"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grid_spec": pl.GridSpec(grid=(2,))}, "grid_spec is not taken; give its grid, in_specs"),
+        ({"operands": "x"}, "operands must be a tuple of names, found 'x'"),
+        ({"results": ("y", 1)}, "results must be a tuple of names, found ('y', 1)"),
+        ({"operands": 3}, "operands must be a tuple of names, found 3"),
+        ({"operands": ()}, "operands names 0 arrays (), in_specs has 1; each array needs a name"),
+        ({"in_specs": 3}, "x needs a pl.BlockSpec, found 3"),
+        ({"out_shape": 3}, "y needs a jax.ShapeDtypeStruct in out_shape, found 3"),
+    ],
+)
+def test_arguments_that_are_something_else(changes: dict[str, Any], message: str) -> None:
+    with refused(f"copy_rows: {message}"):
+        PallasKernel(copy_rows, **(BARE | changes))
+
+
+@pytest.mark.parametrize(
+    ("left_out", "message"),
+    [
+        ("operands", "operands names 0 arrays (), in_specs has 1; each array needs a name in op"),
+        ("in_specs", "operands names 1 arrays ('x',), in_specs has 0; each array needs a name"),
+        ("out_specs", "results names 1 arrays ('y',), out_specs has 0; each array needs a name"),
+        ("grid", "x has an index map that does not take the 0 indices of grid ()"),
+    ],
+)
+def test_arguments_that_are_left_out(left_out: str, message: str) -> None:
+    given = {name: value for name, value in BARE.items() if name != left_out}
+    with refused(f"copy_rows: {message}"):
+        PallasKernel(copy_rows, **given)
 
 
 def test_names_that_repeat() -> None:

@@ -71,9 +71,13 @@ def sharded(
     axes: Any = "t",
     *,
     check_vma: bool = True,
+    manual: frozenset[str] = frozenset(),
     **options: Any,
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """The operator over whole arrays, sharded as the case says along ``axes``."""
+    """The operator over whole arrays, sharded as the case says along ``axes``.
+
+    ``manual``: the axes of the mesh that are; none: all.
+    """
 
     def local(x: jax.Array, w: jax.Array) -> jax.Array:
         return case.operator(x, w, axis_name=axes, **case.options, **options)
@@ -83,6 +87,7 @@ def sharded(
         mesh=mesh,
         in_specs=(spec(case.x, 3, axes), spec(case.w, 2, axes)),
         out_specs=spec(case.out, 3, axes),
+        axis_names=manual,
         check_vma=check_vma,
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType
 
 from syncopate_jax.ops import fused
 from syncopate_jax.runtime import device
@@ -27,8 +28,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def lowered(dtype: Any = jnp.bfloat16, m: int = 512, ranks: int = 2, **options: Any) -> str:
-    fn = sharded(BY_NAME["scatter_m"], ranks_mesh(ranks), **options)
+def lowered(
+    dtype: Any = jnp.bfloat16, m: int = 512, ranks: int = 2, mesh: Any = None, **options: Any
+) -> str:
+    fn = sharded(BY_NAME["scatter_m"], mesh or ranks_mesh(ranks), **options)
     shapes = (1, m, 128 * ranks), (128 * ranks, 256)
     args = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
     return jax.jit(fn).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
@@ -48,6 +51,12 @@ def test_a_measured_problem_is_fused(gpu: pytest.MonkeyPatch) -> None:
 )
 def test_what_was_not_measured_is_left_to_xla(gpu: pytest.MonkeyPatch, change: dict) -> None:
     assert not is_fused(lowered(**change))
+
+
+def test_axes_left_to_the_compiler_are_left_to_xla(gpu: pytest.MonkeyPatch) -> None:
+    """A launch would span them too."""
+    mesh = jax.make_mesh((2, 2), ("d", "t"), (AxisType.Auto,) * 2)
+    assert not is_fused(lowered(mesh=mesh, manual=frozenset({"t"})))
 
 
 def test_a_choice_that_cannot_run_here_is_left_to_xla(gpu: pytest.MonkeyPatch) -> None:

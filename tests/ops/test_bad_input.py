@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 from syncopate_jax.errors import InputError, MeshError, UnsupportedError
 from syncopate_jax.ops import (
@@ -197,6 +198,7 @@ OPTIONS = [
     ({"target": 4}, "target: needs a name, found 4"),
     ({"target": "fpga"}, "target: no local kernel is written for 'fpga'; known: tpu"),
     ({"plan": "nope"}, "no plan template is called 'nope'; known: all_gather_double_ring"),
+    ({"plan": "ring.json"}, "a plan in a file is read by syncopate_jax.ir.serial.load"),
     ({"plan": 7}, "plan: needs a Plan, the name of a plan template or None, found 7"),
     ({"split": 0}, "split: needs an integer of at least 1 or None, found 0"),
     ({"split": 1.5}, "split: needs an integer of at least 1 or None, found 1.5"),
@@ -338,13 +340,26 @@ def test_fused_operators_refuse_float64() -> None:
         assert local(all_gather_matmul, x, w).dtype == jnp.float64
 
 
-def test_automatic_mesh_axes() -> None:
-    mesh = jax.make_mesh((2, 2), ("d", "t"), (jax.sharding.AxisType.Auto,) * 2)
+@pytest.mark.parametrize(
+    ("kind", "backend", "text"),
+    [
+        (AxisType.Auto, "remote_dma", "axis 'd' must be manual too: leave out axis_names="),
+        (
+            AxisType.Explicit,
+            "auto",
+            "types speak of axis 'd', which must be manual too, or of Axis",
+        ),
+    ],
+)
+def test_mesh_axes_that_are_left(kind: AxisType, backend: str, text: str) -> None:
     fn = jax.shard_map(
-        lambda x: all_gather_matmul(x, W, axis_name="t"), mesh=mesh, in_specs=jax.P("t"),
-        out_specs=jax.P(), axis_names={"t"}, check_vma=False,
-    )  # fmt: skip
-    with refused("axis 'd' must be manual too: leave out axis_names=", MeshError):
+        lambda x: all_gather_matmul(x, W, axis_name="t", backend=backend),
+        mesh=jax.make_mesh((2, 2), ("d", "t"), (kind, AxisType.Auto)),
+        in_specs=jax.P("t"),
+        out_specs=jax.P("t"),
+        axis_names={"t"},
+    )
+    with refused(text, MeshError):
         jax.eval_shape(jax.jit(fn), X)
 
 

@@ -68,6 +68,18 @@ def test_a_jitted_operator_is_traced_once() -> None:
     chex.assert_trees_all_equal(traced_once(x[None], w), first)
 
 
+@each_case
+def test_axes_left_to_the_compiler(case: Case) -> None:
+    """What launches nothing, ``auto`` among it: data parallel by the compiler."""
+    mesh = jax.make_mesh((2, 2), ("d", "t"), (AxisType.Auto,) * 2)
+    x, w, ct = cases.operands(2, 4, 8, 4)
+    spread = jax.device_put(x, jax.NamedSharding(mesh, P("d")))
+    for backend in ("auto", "xla") if case.name == "scatter_m" else ("auto",):
+        fn = cases.sharded(case, mesh, manual=frozenset({"t"}), backend=backend)
+        found = cases.value_and_gradients(fn, spread, w, ct)
+        cases.assert_near(found, cases.exact(x, w, ct), 1e-6)
+
+
 def test_two_operators_and_a_sum_in_a_loop() -> None:
     """Two fused operators take turns beside an independent psum; nothing leaks between turns."""
     x, up, down = arrays((4, 4), (4, 6), (6, 4))

@@ -273,6 +273,23 @@ def test_other_wrong_input() -> None:
         matmul(x, w, backend="nope")
 
 
+@pytest.mark.parametrize("kind", [EXPLICIT, AUTO])
+def test_a_spec_is_of_the_operands_mesh_where_none_is_in_use(kind: AxisType) -> None:
+    mesh, out = mesh_of((2,), kind), P(None, "t")
+    x, w = arrays((8, 4), (4, 12))
+    args = placed(mesh, x, P("t")), placed(mesh, w, out)
+    for run in (jax.jit(matmul, static_argnames="out_sharding"), matmul):
+        found = run(*args, out_sharding=out)
+        assert same(found.sharding.spec, out)
+        np.testing.assert_array_equal(found, x @ w)
+    nowhere = NamedSharding(mesh, out)
+    if kind == AUTO:
+        assert same(matmul(x, w, out_sharding=nowhere).sharding.spec, out)
+    else:
+        with pytest.raises(InputError, match=r"but there is no mesh here; use jax\.set_mesh"):
+            matmul(x, w, out_sharding=nowhere)
+
+
 def test_arrays_that_a_program_closes_over() -> None:
     """Without a sharded argument, JAX gives the partitioner no mesh."""
     mesh = mesh_of((2, 2), AUTO)

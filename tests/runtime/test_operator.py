@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import pytest
@@ -49,6 +51,30 @@ class TestCalls:
     def test_outside_shard_map(self, operator: Any) -> None:
         with refused("syncopate_own_gather_scale communicates over mesh axis 't'", MeshError):
             operator(jnp.ones((2, 4)), jnp.ones((4, 1)))
+
+    def test_axes_left_to_the_compiler(self) -> None:
+        """Those of a launch are refused: ``xla`` has one where a kernel has no reference."""
+        mesh = jax.make_mesh((2, 2), ("d", "t"), (jax.sharding.AxisType.Auto,) * 2)
+        plan = own_kernels.gather_plan(2, t=(4, 4))
+        kernel = own_kernels.scale(4, 4)
+        x, s = jnp.arange(16.0).reshape(4, 4), jnp.arange(4.0)[:, None]
+
+        def run(kernel: Any, backend: str) -> jax.Array:
+            operator = fuse(kernel, plan, {"t": "x"}, axis_name="t", backend=backend)
+            return jax.jit(
+                jax.shard_map(
+                    lambda x, s: operator(x, s)[0], mesh=mesh, in_specs=(P("t"), P()),
+                    out_specs=P("t"), axis_names={"t"},
+                )
+            )(x, s)  # fmt: skip
+
+        plain = replace(kernel, reference=lambda x, s: x * s)
+        found = run(plain, "xla")
+        chex.assert_trees_all_equal(found, jnp.concatenate([x * s] * 2))
+        bare = replace(kernel, reference=None)
+        for one, backend in ((bare, "xla"), (plain, "remote_dma")):
+            with refused("spans all devices, so axis 'd' must be manual too", MeshError):
+                run(one, backend)
 
     def test_another_number_of_ranks(self, operator: Any) -> None:
         with refused("the plan is for 2 ranks, mesh axis t has 3; make the plan for 3"):
