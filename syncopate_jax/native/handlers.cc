@@ -25,6 +25,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -781,115 +782,165 @@ void CopyInMemory(const Copy& c, const void* source, const Call& call) {
   if (c.slot >= 0) __atomic_store_n(call.flags + c.slot, c.value, __ATOMIC_RELEASE);
 }
 
-ffi::Error CpuStart(ffi::RunId run, int32_t ordinal, CpuState* state, ffi::RemainingArgs args,
-                    ffi::RemainingRets rets, ffi::Dictionary) {
-  Timer timer(start_cost);
-  Site& site = *state->site;
-  ffi::ErrorOr<Call> decoded = Decode(site.name, args, rets);
-  if (!decoded.has_value()) return decoded.error();
+// XLA runs what is independent at once, on few threads. A handler that waits for its peers does so on
+// a thread of its own, or theirs would find none.
+ffi::Future Ended(ffi::Error error) {
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  if (error.failure()) {
+    promise.SetError(std::move(error));
+  } else {
+    promise.SetAvailable();
+  }
+  return future;
+}
+
+template <typename Body>
+ffi::Future Beside(Body body) {
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  std::thread([promise = std::move(promise), held = std::optional<Body>(std::move(body))]() mutable {
+    ffi::Error error = (*held)();
+    held.reset();  // what it holds ends before the call does
+    if (error.failure()) {
+      promise.SetError(std::move(error));
+    } else {
+      promise.SetAvailable();
+    }
+  }).detach();
+  return future;
+}
+
+ffi::Future CpuStart(ffi::RunId run, int32_t ordinal, CpuState* state, ffi::RemainingArgs args,
+                     ffi::RemainingRets rets, ffi::Dictionary) {
+  auto timer = std::make_shared<Timer>(start_cost);
+  std::shared_ptr<Site> site = state->site;
+  ffi::ErrorOr<Call> decoded = Decode(site->name, args, rets);
+  if (!decoded.has_value()) return Ended(decoded.error());
   Call& call = *decoded;
   Seat* seat = nullptr;
-  if (ffi::Error error = FindSeat(site, call, ordinal, nullptr, &seat); error.failure()) {
-    return error;
+  if (ffi::Error error = FindSeat(*site, call, ordinal, nullptr, &seat); error.failure()) {
+    return Ended(std::move(error));
   }
   const Key key = seat->Next(run.run_id, 0);
   if (call.flags != call.zeros) std::memcpy(call.flags, call.zeros, call.flag_bytes());
   std::vector<const void*> far;
-  if (ffi::Error error = FarAddresses(site, call, &far); error.failure()) return error;
-  std::shared_ptr<Meeting> meeting;
-  if (site.ranks > 1) {
-    const Clock::time_point since = Clock::now();
-    ffi::Error error =
-        site.meetings.Meet(site.name, "start of the copies", key, seat->rank, site.ranks,
-                           site.limit, Card{call.sources, far, nullptr, {}}, &meeting);
-    timer.Waited(since);
-    if (error.failure()) return error;
+  if (ffi::Error error = FarAddresses(*site, call, &far); error.failure()) {
+    return Ended(std::move(error));
   }
-  if (!site.far.empty()) {
-    const std::vector<int64_t> table = AddressTable(site, meeting.get(), far);
-    std::memcpy(call.buffers.back(), table.data(), table.size() * sizeof(int64_t));
-  }
-  const int64_t rank = seat->rank;
-  std::shared_ptr<Site> shared = state->site;
-  std::shared_future<void> done = std::async(std::launch::async, [shared, call, meeting, rank] {
-    for (const Copy& c : shared->copies[rank]) {
-      CopyInMemory(c,
-                   c.src_rank == rank ? call.sources[c.operand]
-                                      : meeting->cards[c.src_rank].sources[c.operand],
-                   call);
+  return Beside([=] {
+    const int64_t rank = seat->rank;
+    std::shared_ptr<Meeting> meeting;
+    if (site->ranks > 1) {
+      const Clock::time_point since = Clock::now();
+      ffi::Error error =
+          site->meetings.Meet(site->name, "start of the copies", key, rank, site->ranks,
+                              site->limit, Card{call.sources, far, nullptr, {}}, &meeting);
+      timer->Waited(since);
+      if (error.failure()) return error;
     }
+    if (!site->far.empty()) {
+      const std::vector<int64_t> table = AddressTable(*site, meeting.get(), far);
+      std::memcpy(call.buffers.back(), table.data(), table.size() * sizeof(int64_t));
+    }
+    std::shared_future<void> done = std::async(std::launch::async, [=] {
+      for (const Copy& c : site->copies[rank]) {
+        CopyInMemory(c,
+                     c.src_rank == rank ? call.sources[c.operand]
+                                        : meeting->cards[c.src_rank].sources[c.operand],
+                     call);
+      }
+    });
+    if (site->joined) {
+      TheLedger().Add(ordinal, call.flags, Pending{site, seat, key, nullptr, done});
+    } else {
+      done.wait();
+    }
+    return ffi::Error::Success();
   });
-  if (site.joined) {
-    TheLedger().Add(ordinal, call.flags, Pending{state->site, seat, key, nullptr, done});
-  } else {
-    done.wait();
+}
+
+struct Bytes {
+  const void* from = nullptr;
+  void* to = nullptr;
+  size_t count = 0;
+};
+
+// Results in the place of the operands from the first on; what is not there already is copied.
+ffi::Error Results(ffi::RemainingArgs args, size_t first, ffi::RemainingRets rets,
+                   std::vector<Bytes>* out) {
+  for (size_t i = 0; i < rets.size(); ++i) {
+    ffi::ErrorOr<ffi::AnyBuffer> in = args.get<ffi::AnyBuffer>(first + i);
+    ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> ret = rets.get<ffi::AnyBuffer>(i);
+    if (!in.has_value()) return in.error();
+    if (!ret.has_value()) return ret.error();
+    if ((*ret)->untyped_data() != in->untyped_data()) {
+      out->push_back({in->untyped_data(), (*ret)->untyped_data(), in->size_bytes()});
+    }
   }
   return ffi::Error::Success();
 }
 
-ffi::Error CpuJoin(ffi::RunId run, int32_t ordinal, ffi::RemainingArgs args,
-                   ffi::RemainingRets rets) {
-  Timer timer(join_cost);
+ffi::Future CpuJoin(ffi::RunId run, int32_t ordinal, ffi::RemainingArgs args,
+                    ffi::RemainingRets rets) {
+  auto timer = std::make_shared<Timer>(join_cost);
   Pending pending;
   if (ffi::Error error = TakePending(args, ordinal, run.run_id, &pending); error.failure()) {
-    return error;
+    return Ended(std::move(error));
   }
-  Site& site = *pending.site;
-  pending.done.wait();
-  if (site.ranks > 1) {
-    std::get<3>(pending.key) = 1;
-    std::shared_ptr<Meeting> meeting;
-    const Clock::time_point since = Clock::now();
-    ffi::Error error =
-        site.meetings.Meet(site.name, "end of the copies", pending.key, pending.seat->rank,
-                           site.ranks, site.limit, Card{{}, {}, nullptr, pending.done}, &meeting);
-    if (error.failure()) return error;
-    for (const Card& card : meeting->cards) card.done.wait();
-    timer.Waited(since);
+  std::vector<Bytes> results;
+  if (ffi::Error error = Results(args, 1, rets, &results); error.failure()) {
+    return Ended(std::move(error));
   }
-  for (size_t i = 0; i < rets.size(); ++i) {
-    ffi::ErrorOr<ffi::AnyBuffer> in = args.get<ffi::AnyBuffer>(i + 1);
-    ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> out = rets.get<ffi::AnyBuffer>(i);
-    if (!in.has_value()) return in.error();
-    if (!out.has_value()) return out.error();
-    if ((*out)->untyped_data() != in->untyped_data()) {
-      std::memcpy((*out)->untyped_data(), in->untyped_data(), in->size_bytes());
+  return Beside([=]() mutable {
+    Site& site = *pending.site;
+    pending.done.wait();
+    if (site.ranks > 1) {
+      std::get<3>(pending.key) = 1;
+      std::shared_ptr<Meeting> meeting;
+      const Clock::time_point since = Clock::now();
+      ffi::Error error =
+          site.meetings.Meet(site.name, "end of the copies", pending.key, pending.seat->rank,
+                             site.ranks, site.limit, Card{{}, {}, nullptr, pending.done}, &meeting);
+      if (error.failure()) return error;
+      for (const Card& card : meeting->cards) card.done.wait();
+      timer->Waited(since);
     }
-  }
-  return ffi::Error::Success();
+    for (const Bytes& b : results) std::memcpy(b.to, b.from, b.count);
+    return ffi::Error::Success();
+  });
 }
 
 // wait(flags, wanted, buffers...) -> buffers
-ffi::Error CpuWait(ffi::RemainingArgs args, ffi::RemainingRets rets, std::string_view name,
-                   int64_t limit_ms) {
+ffi::Future CpuWait(ffi::RemainingArgs args, ffi::RemainingRets rets, std::string_view name,
+                    int64_t limit_ms) {
   ffi::ErrorOr<ffi::AnyBuffer> flags = args.get<ffi::AnyBuffer>(0);
   ffi::ErrorOr<ffi::AnyBuffer> wanted = args.get<ffi::AnyBuffer>(1);
-  if (!flags.has_value()) return flags.error();
-  if (!wanted.has_value()) return wanted.error();
-  const Clock::time_point deadline = Clock::now() + std::chrono::milliseconds(limit_ms);
-  for (size_t slot = 0; slot < wanted->element_count(); ++slot) {
-    const int32_t* flag = static_cast<const int32_t*>(flags->untyped_data()) + slot;
-    const int32_t count = static_cast<const int32_t*>(wanted->untyped_data())[slot];
-    int32_t found = 0;
-    while ((found = __atomic_load_n(flag, __ATOMIC_ACQUIRE)) < count) {
-      if (Clock::now() > deadline) {
-        return ffi::Error(ffi::ErrorCode::kDeadlineExceeded,
-                          std::string(name) + ": chunk " + std::to_string(slot) +
-                              " did not arrive within " + std::to_string(limit_ms) +
-                              " ms: its flag is " + std::to_string(found) + ", needs " +
-                              std::to_string(count));
+  if (!flags.has_value()) return Ended(flags.error());
+  if (!wanted.has_value()) return Ended(wanted.error());
+  std::vector<Bytes> results;
+  if (ffi::Error error = Results(args, 2, rets, &results); error.failure()) {
+    return Ended(std::move(error));
+  }
+  const auto* raised = static_cast<const int32_t*>(flags->untyped_data());
+  const auto* least = static_cast<const int32_t*>(wanted->untyped_data());
+  return Beside([=, slots = wanted->element_count(), name = std::string(name)] {
+    const Clock::time_point deadline = Clock::now() + std::chrono::milliseconds(limit_ms);
+    for (size_t slot = 0; slot < slots; ++slot) {
+      int32_t found = 0;
+      while ((found = __atomic_load_n(raised + slot, __ATOMIC_ACQUIRE)) < least[slot]) {
+        if (Clock::now() > deadline) {
+          return ffi::Error(ffi::ErrorCode::kDeadlineExceeded,
+                            name + ": chunk " + std::to_string(slot) + " did not arrive within " +
+                                std::to_string(limit_ms) + " ms: its flag is " +
+                                std::to_string(found) + ", needs " + std::to_string(least[slot]));
+        }
+        std::this_thread::yield();
       }
-      std::this_thread::yield();
     }
-  }
-  for (size_t i = 0; i < rets.size(); ++i) {
-    ffi::ErrorOr<ffi::AnyBuffer> in = args.get<ffi::AnyBuffer>(i + 2);
-    ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> out = rets.get<ffi::AnyBuffer>(i);
-    if (!in.has_value()) return in.error();
-    if (!out.has_value()) return out.error();
-    std::memcpy((*out)->untyped_data(), in->untyped_data(), in->size_bytes());
-  }
-  return ffi::Error::Success();
+    for (const Bytes& b : results) std::memcpy(b.to, b.from, b.count);
+    return ffi::Error::Success();
+  });
 }
 
 auto SiteAttributes() {

@@ -71,6 +71,22 @@ def build_case(
 
 
 @needs_compiler
+def test_independent_operators_leave_threads_to_each_other() -> None:
+    """XLA starts them at once, on fewer threads than there are handlers that wait for peers."""
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+
+    def body(x: jax.Array, w: jax.Array) -> jax.Array:
+        options: dict[str, Any] = {"backend": "copy_engine", "launch": Launch(sms=8)}
+        made = [ops.all_gather_matmul(x, i * w, axis_name="x", **options) for i in range(1, 13)]
+        return sum(made[1:], made[0])
+
+    run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x")))
+    x, w = jnp.ones((1024, 64), jnp.float16), jnp.ones((64, 128), jnp.float16) / 4
+    for _ in range(4):
+        np.testing.assert_array_equal(run(x, w), np.full((8 * 1024, 128), 1248, np.float16))
+
+
+@needs_compiler
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_values_on_simulated_devices(name: str, ranks: int) -> None:
