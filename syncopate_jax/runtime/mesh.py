@@ -58,9 +58,9 @@ def require_bound(axis_names: Sequence[str], *, caller: str, launches: bool = Tr
             f"{caller} communicates over mesh axis {', '.join(map(repr, missing))}, which is not "
             f"bound here (bound: {bound}); call it inside jax.shard_map over a mesh with that axis"
         )
-    left = [name for name in mesh.axis_names if name not in manual and mesh.shape[name] > 1]
+    left = [name for name in mesh.axis_names if name not in manual]
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    explicit = [name for name in left if kinds[name] == AxisType.Explicit]
+    explicit = [n for n in left if kinds[n] == AxisType.Explicit and mesh.shape[n] > 1]
     if manual and explicit:
         raise MeshError(
             f"{caller} was called in a jax.shard_map that is manual over {', '.join(manual)} only; "
