@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import string
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +15,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from syncopate_jax.importers.shardings import derive
+from syncopate_jax.importers.shardings import Derived, derive
 from syncopate_jax.ops.derived import Product, run
 from syncopate_jax.runtime.reverse_only import reverse_only
 
@@ -70,14 +72,8 @@ def _partitioned(how: Product, tied: bool) -> Any:
             mesh = Mesh(np.array(devices), ("all",))
             whole = NamedSharding(mesh, PartitionSpec())
             return mesh, whole_product, whole, (whole, whole)
-        derived = derive(
-            how.formula,
-            x.sharding.spec,
-            w.sharding.spec,
-            result.sharding.spec,
-            shapes=(x.shape, w.shape),
-            mesh=dict(mesh.shape),
-        )
+        specs, derived = _settled(how.formula, (x, w, result), dict(mesh.shape))
+        lhs, rhs, out = (NamedSharding(mesh, spec) for spec in specs)
 
         # The partitioner binds the axes; that all of them are manual it says to nobody.
         manual = mesh.abstract_mesh.update_axis_types(
@@ -88,7 +84,7 @@ def _partitioned(how: Product, tied: bool) -> Any:
             with jax.sharding.use_abstract_mesh(manual):
                 return run(derived, x, w, options=how.options, out_dtype=how.out_dtype)
 
-        return mesh, local, result.sharding, (x.sharding, w.sharding)
+        return mesh, local, out, (lhs, rhs)
 
     product.def_partition(partition=partition, sharding_rule=_rule(how.formula, tied))
     batchable = custom_vmap(lambda x, w: product(x, w))
@@ -102,6 +98,42 @@ def _partitioned(how: Product, tied: bool) -> Any:
         return _partitioned(wider, tied)(x, w), True
 
     return batchable
+
+
+def _settled(
+    formula: str, arrays: Sequence[Any], mesh: Mapping[str, int]
+) -> tuple[list[PartitionSpec], Derived]:
+    """The shardings that a product is made for, and its moves.
+
+    They are those that the partitioner settled on. Where ranks do not divide a letter's extent, it
+    pads the last blocks: harmless in a letter that is neither summed over nor moved, as its padding
+    stays the result's. Another such letter is whole in all arrays instead.
+    """
+    letters = formula.replace("->", ",").split(",")
+    specs = [array.sharding.spec for array in arrays]
+    ranks = math.prod(mesh.values())
+    sizes: dict[str, int] = {}
+    uneven: dict[str, int] = {}  # extents that any axes divide, in place of theirs
+    for own, array, spec in zip(letters, arrays, specs, strict=True):
+        sizes |= dict(zip(own, array.shape, strict=True))
+        for letter, entry in zip(own, spec, strict=False):
+            names = () if entry is None else (entry,) if isinstance(entry, str) else entry
+            if sizes[letter] % math.prod(mesh[axis] for axis in names):
+                uneven[letter] = -(-sizes[letter] // ranks) * ranks
+
+    def derived(specs: Sequence[PartitionSpec], sizes: Mapping[str, int]) -> Derived:
+        lhs, rhs = (tuple(sizes[letter] for letter in own) for own in letters[:2])
+        return derive(formula, *specs, shapes=(lhs, rhs), mesh=mesh)
+
+    found = derived(specs, sizes | uneven)
+    touched = {letter for move in found.moves for letter in (move.gather, move.scatter)}
+    if uneven.keys() & touched or uneven.keys() - set(letters[2]):
+        specs = [
+            PartitionSpec(*(None if x in uneven else e for x, e in zip(own, spec, strict=False)))
+            for own, spec in zip(letters, specs, strict=True)
+        ]
+        found = derived(specs, sizes)
+    return specs, found
 
 
 def _rule(formula: str, tied: bool) -> str:

@@ -290,6 +290,48 @@ def test_a_spec_is_of_the_operands_mesh_where_none_is_in_use(kind: AxisType) -> 
             matmul(x, w, out_sharding=nowhere)
 
 
+UNEVEN = (
+    (P("t"), P(), P("t")),  # padding stays
+    (P("t"), P("u"), P("t")),
+    (P("t"), P(None, "u"), P("t", "u")),
+    (P(("t", "u")), P(), P(("t", "u"))),
+    (P("t"), P(), P()),  # padding would be moved
+    (P("t"), P(None, "u"), P("u")),
+    (P(None, "t"), P("t"), P()),  # padding would be summed
+    (P(None, "t"), P(), P(None, "u")),
+    (P("u"), P("t"), P("t", "u")),
+)
+
+
+@pytest.mark.parametrize(("lhs", "rhs", "out"), UNEVEN)
+def test_extents_that_the_ranks_of_auto_axes_do_not_divide(lhs: P, rhs: P, out: P) -> None:
+    mesh = mesh_of((2, 2), AUTO)
+    x, w = arrays((3, 5), (5, 6))
+
+    def run(x: jax.Array, w: jax.Array, multiply: Any) -> Any:
+        def f(x: jax.Array, w: jax.Array) -> jax.Array:
+            x, w = (jax.lax.with_sharding_constraint(a, s) for a, s in ((x, lhs), (w, rhs)))
+            return jax.lax.with_sharding_constraint(multiply(x, w), out)
+
+        return f(x, w), jax.grad(lambda *a: (f(*a) ** 2).sum(), (0, 1))(x, w)
+
+    with jax.set_mesh(mesh):
+        args = placed(mesh, x, P()), placed(mesh, w, P())
+        compiled = jax.jit(lambda x, w: run(x, w, matmul)).lower(*args).compile()
+        wanted = jax.jit(lambda x, w: run(x, w, jnp.matmul))(*args)
+    jax.tree.map(np.testing.assert_array_equal, compiled(*args), wanted)
+
+
+def test_an_uneven_result_outside_jit() -> None:
+    mesh = mesh_of((2,), AUTO)
+    x, w = (placed(mesh, a, P()) for a in arrays((3, 4), (4, 6)))
+    np.testing.assert_array_equal(matmul(x, w, out_sharding=P(None, "t")), x @ w)
+    with pytest.raises(
+        InputError, match="cuts an extent of 3, which the 2 ranks of t do not divide; call it in"
+    ):
+        matmul(x, w, out_sharding=P("t"))
+
+
 def test_arrays_that_a_program_closes_over() -> None:
     """Without a sharded argument, JAX gives the partitioner no mesh."""
     mesh = mesh_of((2, 2), AUTO)
