@@ -160,6 +160,13 @@ def _spec_of(
             )
         if names.count(name) > 1:
             raise InputError(f"matmul: out_sharding {spec} has mesh axis {name!r} twice")
+    given = sharding.mesh if isinstance(sharding, NamedSharding) else mesh
+    typed = [name for name in names if name in explicit_axes.explicit_axes(given)]
+    if typed and not explicit_axes.explicit_axes(mesh):
+        raise InputError(
+            f"matmul: out_sharding {spec} has {typed[0]!r} of a mesh where it is explicit, the "
+            f"operands are on one where it is auto; give the PartitionSpec alone"
+        )
     return spec
 
 

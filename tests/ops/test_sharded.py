@@ -260,6 +260,16 @@ def test_results_that_cannot_be_sharded_so(kind: AxisType, out: Any, message: st
         matmul(placed(mesh, x, P("t")), w, out_sharding=out)
 
 
+def test_an_explicit_sharding_of_operands_on_auto_axes() -> None:
+    mesh, out = mesh_of((2,), AUTO), NamedSharding(mesh_of((2,), EXPLICIT), P("t"))
+    x, w = (placed(mesh, a, P()) for a in arrays((8, 4), (4, 12)))
+    with pytest.raises(
+        InputError, match=r"has 't' of a mesh where it is explicit, the operands ar"
+    ):
+        matmul(x, w, out_sharding=out)
+    assert same(matmul(x, w, out_sharding=out.spec).sharding.spec, out.spec)
+
+
 def test_other_wrong_input() -> None:
     x, w = arrays((8, 4), (4, 12))
     with pytest.raises(InputError, match=r"but there is no mesh here; use jax\.set_mesh"):
