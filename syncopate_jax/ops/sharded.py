@@ -167,6 +167,13 @@ def _spec_of(
             f"matmul: out_sharding {spec} has {typed[0]!r} of a mesh where it is explicit, the "
             f"operands are on one where it is auto; give the PartitionSpec alone"
         )
+    known = explicit_axes.explicit_axes(mesh) or tuple(sizes)
+    if untyped := [name for name in names if name not in known]:
+        raise InputError(
+            f"matmul: out_sharding {spec} has mesh axis {untyped[0]!r}, which is auto beside "
+            f"explicit {', '.join(known)}; leave it out, and constrain the result along it by "
+            f"jax.lax.with_sharding_constraint"
+        )
     return spec
 
 

@@ -270,6 +270,20 @@ def test_an_explicit_sharding_of_operands_on_auto_axes() -> None:
     assert same(matmul(x, w, out_sharding=out.spec).sharding.spec, out.spec)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_auto_axis_beside_explicit_ones(whole: bool) -> None:
+    mesh = mesh_of((2, 2), EXPLICIT, AUTO)
+    x, w = (placed(mesh, a, P()) for a in arrays((8, 4), (4, 12)))
+    out = NamedSharding(mesh, P("u")) if whole else P("u")
+    with (
+        jax.set_mesh(mesh),
+        pytest.raises(
+            InputError, match=r"matmul: out_sharding .* has mesh axis 'u', which is auto beside ex"
+        ),
+    ):
+        matmul(x, w, out_sharding=out)
+
+
 def test_other_wrong_input() -> None:
     x, w = arrays((8, 4), (4, 12))
     with pytest.raises(InputError, match=r"but there is no mesh here; use jax\.set_mesh"):
