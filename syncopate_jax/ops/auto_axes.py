@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -72,7 +73,7 @@ def _partitioned(how: Product, tied: bool) -> Any:
             mesh = Mesh(np.array(devices), ("all",))
             whole = NamedSharding(mesh, PartitionSpec())
             return mesh, whole_product, whole, (whole, whole)
-        specs, derived = _settled(how.formula, (x, w, result), dict(mesh.shape))
+        specs, derived, padded = _settled(how.formula, (x, w, result), dict(mesh.shape))
         lhs, rhs, out = (NamedSharding(mesh, spec) for spec in specs)
 
         # The partitioner binds the axes; that all of them are manual it says to nobody.
@@ -82,6 +83,8 @@ def _partitioned(how: Product, tied: bool) -> Any:
 
         def local(x: jax.Array, w: jax.Array) -> jax.Array:
             with jax.sharding.use_abstract_mesh(manual):
+                x = _without_padding(x, derived.lhs, lhs.spec, padded)
+                w = _without_padding(w, derived.rhs, rhs.spec, padded)
                 return run(derived, x, w, options=how.options, out_dtype=how.out_dtype)
 
         return mesh, local, out, (lhs, rhs)
@@ -102,12 +105,13 @@ def _partitioned(how: Product, tied: bool) -> Any:
 
 def _settled(
     formula: str, arrays: Sequence[Any], mesh: Mapping[str, int]
-) -> tuple[list[PartitionSpec], Derived]:
-    """The shardings that a product is made for, and its moves.
+) -> tuple[list[PartitionSpec], Derived, dict[str, int]]:
+    """The shardings that a product is made for, its moves, and extents whose padding is summed.
 
-    They are those that the partitioner settled on. Where ranks do not divide a letter's extent, it
-    pads the last blocks: harmless in a letter that is neither summed over nor moved, as its padding
-    stays the result's. Another such letter is whole in all arrays instead.
+    The shardings are those that the partitioner settled on. Where ranks do not divide a letter's
+    extent, it pads the last blocks. Padding of a letter that is not moved stays the result's, or is
+    to be zero where the letter is summed over; a letter that is moved is whole in all arrays
+    instead, and so are then the others.
     """
     letters = formula.replace("->", ",").split(",")
     specs = [array.sharding.spec for array in arrays]
@@ -127,13 +131,25 @@ def _settled(
 
     found = derived(specs, sizes | uneven)
     touched = {letter for move in found.moves for letter in (move.gather, move.scatter)}
-    if uneven.keys() & touched or uneven.keys() - set(letters[2]):
+    if uneven.keys() & touched:
         specs = [
             PartitionSpec(*(None if x in uneven else e for x, e in zip(own, spec, strict=False)))
             for own, spec in zip(letters, specs, strict=True)
         ]
-        found = derived(specs, sizes)
-    return specs, found
+        return specs, derived(specs, sizes), {}
+    return specs, found, {letter: sizes[letter] for letter in uneven.keys() - set(letters[2])}
+
+
+def _without_padding(
+    x: jax.Array, letters: str, spec: PartitionSpec, padded: Mapping[str, int]
+) -> jax.Array:
+    """One rank's array, zero beyond the extents in ``padded``."""
+    for dimension, (letter, entry) in enumerate(zip(letters, spec, strict=False)):
+        if letter in padded:
+            at = lax.broadcasted_iota(jnp.int32, x.shape, dimension)
+            at += lax.axis_index(entry) * x.shape[dimension]
+            x = jnp.where(at < padded[letter], x, 0)
+    return x
 
 
 def _rule(formula: str, tied: bool) -> str:

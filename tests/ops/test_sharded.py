@@ -321,8 +321,9 @@ UNEVEN = (
     (P(("t", "u")), P(), P(("t", "u"))),
     (P("t"), P(), P()),  # padding would be moved
     (P("t"), P(None, "u"), P("u")),
-    (P(None, "t"), P("t"), P()),  # padding would be summed
     (P(None, "t"), P(), P(None, "u")),
+    (P(None, "t"), P("t"), P()),  # padding is summed
+    (P(None, ("u", "t")), P(("u", "t")), P()),
     (P("u"), P("t"), P("t", "u")),
 )
 
@@ -335,6 +336,7 @@ def test_extents_that_the_ranks_of_auto_axes_do_not_divide(lhs: P, rhs: P, out: 
     def run(x: jax.Array, w: jax.Array, multiply: Any) -> Any:
         def f(x: jax.Array, w: jax.Array) -> jax.Array:
             x, w = (jax.lax.with_sharding_constraint(a, s) for a, s in ((x, lhs), (w, rhs)))
+            x, w = x + 1, w + 1  # padding too
             return jax.lax.with_sharding_constraint(multiply(x, w), out)
 
         return f(x, w), jax.grad(lambda *a: (f(*a) ** 2).sum(), (0, 1))(x, w)
