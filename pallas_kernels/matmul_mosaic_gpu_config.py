@@ -189,10 +189,13 @@ class MatmulConfig:
                 f"{self.consumer_registers} registers, and 24 are needed beside it; take a smaller "
                 "tile or more warpgroups"
             )
-        if self.epilogue_n not in STORE_COLUMNS or columns % self.epilogue_n:
+        if self.epilogue_n not in STORE_COLUMNS:
+            return f"epilogue_n={self.epilogue_n} must be one of {STORE_COLUMNS}"
+        if columns % self.epilogue_n:
             return (
-                f"epilogue_n={self.epilogue_n} must be one of {STORE_COLUMNS}, and divide the "
-                f"{columns} columns of a part"
+                f"a warpgroup's part of the {self.tile_m}x{self.tile_n} tile has {columns} "
+                f"columns, and {self.epilogue_n} are stored at a time (epilogue_n); take a tile "
+                f"whose columns are a multiple of {self.epilogue_n * across}"
             )
         if self.stages <= self.in_flight:
             return f"stages={self.stages} must exceed in_flight={self.in_flight}"

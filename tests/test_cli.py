@@ -118,6 +118,7 @@ class TestPlan:
             (["nonsense", "--ranks", "2", "--shape", "4"], "no plan template is called 'nonsense'"),
             ([*RING[1:], "--shape", "6,-4"], "--shape '6,-4': needs integers of 0 to 2147483647"),
             ([*RING[1:], "--shape", ""], "--shape '': needs integers separated by commas, such as"),
+            ([*RING[1:], "--shape", "64,x"], "--shape '64,x': needs integers separated by commas"),
             ([*RING[1:], "--shape", "9" * 5000], "99…': needs integers of 0 to 2147483647, found"),
             (
                 [*RING[1:], "--shape", "999999999996"],

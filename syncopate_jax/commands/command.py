@@ -46,13 +46,15 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=1))
 
 
-def integers(flag: str, given: str, least: int = 0, example: str = "8192,4096") -> tuple[int, ...]:
+def integers(
+    flag: str, given: str, least: int = 0, example: str = "8192,4096", separators: str = ","
+) -> tuple[int, ...]:
     """The integers of ``--flag A,B,…``, each of ``least`` to ``MAX_EXTENT``.
 
     Raises InputError that says what is none of them.
     """
     shown = given if len(given) <= 60 else f"{given[:60]}…"
-    words = [word.strip() for word in given.split(",")]
+    words = [word.strip() for word in re.split(f"[{separators}]", given)]
     if not all(re.fullmatch(r"-?[0-9]+", word) for word in words):
         raise InputError(f"{flag} {shown!r}: needs integers separated by commas, such as {example}")
     for word in words:

@@ -172,7 +172,7 @@ def _read(reader: Reader, name: str) -> ImportedProgram:
     raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     shown = "standard input" if name == "-" else name
     try:
-        return reader(raw.decode("utf-8"))
+        return reader(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise FormatError(f"{shown}: is not UTF-8 ({error})") from error
     except FormatError as error:

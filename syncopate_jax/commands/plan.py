@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"plan: needs {', '.join(missing)}; plan --list shows the templates")
     template = templates.get(args.template)
     given = _arguments(args, template)
-    shape = integers("--shape", args.shape.replace("x", ","))
+    shape = integers("--shape", args.shape, separators=",x")
     with Progress(f"plan {args.template}"):
         plan = template(args.ranks, shape, **given)
         form = args.format or _default_format(args)

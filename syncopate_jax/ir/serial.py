@@ -115,7 +115,7 @@ def from_bytes(raw: bytes, source: str) -> Plan:
     Raises FormatError that names ``source`` and the place in it.
     """
     try:
-        found = raw.decode("utf-8")
+        found = raw.decode("utf-8-sig")
         if not found.strip():
             raise FormatError("plan file: is empty")
         return from_json(found) if found.lstrip()[0] in "{[" else text_form.from_text(found)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import math
 import string
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from syncopate_jax.importers.shardings import derive
+from syncopate_jax.importers.shardings import Derived, derive
 from syncopate_jax.ops.derived import Product, run
 from syncopate_jax.runtime.reverse_only import reverse_only
 
@@ -70,14 +73,8 @@ def _partitioned(how: Product, tied: bool) -> Any:
             mesh = Mesh(np.array(devices), ("all",))
             whole = NamedSharding(mesh, PartitionSpec())
             return mesh, whole_product, whole, (whole, whole)
-        derived = derive(
-            how.formula,
-            x.sharding.spec,
-            w.sharding.spec,
-            result.sharding.spec,
-            shapes=(x.shape, w.shape),
-            mesh=dict(mesh.shape),
-        )
+        specs, derived, padded = _settled(how.formula, (x, w, result), dict(mesh.shape))
+        lhs, rhs, out = (NamedSharding(mesh, spec) for spec in specs)
 
         # The partitioner binds the axes; that all of them are manual it says to nobody.
         manual = mesh.abstract_mesh.update_axis_types(
@@ -86,9 +83,11 @@ def _partitioned(how: Product, tied: bool) -> Any:
 
         def local(x: jax.Array, w: jax.Array) -> jax.Array:
             with jax.sharding.use_abstract_mesh(manual):
+                x = _without_padding(x, derived.lhs, lhs.spec, padded)
+                w = _without_padding(w, derived.rhs, rhs.spec, padded)
                 return run(derived, x, w, options=how.options, out_dtype=how.out_dtype)
 
-        return mesh, local, result.sharding, (x.sharding, w.sharding)
+        return mesh, local, out, (lhs, rhs)
 
     product.def_partition(partition=partition, sharding_rule=_rule(how.formula, tied))
     batchable = custom_vmap(lambda x, w: product(x, w))
@@ -102,6 +101,55 @@ def _partitioned(how: Product, tied: bool) -> Any:
         return _partitioned(wider, tied)(x, w), True
 
     return batchable
+
+
+def _settled(
+    formula: str, arrays: Sequence[Any], mesh: Mapping[str, int]
+) -> tuple[list[PartitionSpec], Derived, dict[str, int]]:
+    """The shardings that a product is made for, its moves, and extents whose padding is summed.
+
+    The shardings are those that the partitioner settled on. Where ranks do not divide a letter's
+    extent, it pads the last blocks. Padding of a letter that is not moved stays the result's, or is
+    to be zero where the letter is summed over; a letter that is moved is whole in all arrays
+    instead, and so are then the others.
+    """
+    letters = formula.replace("->", ",").split(",")
+    specs = [array.sharding.spec for array in arrays]
+    ranks = math.prod(mesh.values())
+    sizes: dict[str, int] = {}
+    uneven: dict[str, int] = {}  # extents that any axes divide, in place of theirs
+    for own, array, spec in zip(letters, arrays, specs, strict=True):
+        sizes |= dict(zip(own, array.shape, strict=True))
+        for letter, entry in zip(own, spec, strict=False):
+            names = () if entry is None else (entry,) if isinstance(entry, str) else entry
+            if sizes[letter] % math.prod(mesh[axis] for axis in names):
+                uneven[letter] = -(-sizes[letter] // ranks) * ranks
+
+    def derived(specs: Sequence[PartitionSpec], sizes: Mapping[str, int]) -> Derived:
+        lhs, rhs = (tuple(sizes[letter] for letter in own) for own in letters[:2])
+        return derive(formula, *specs, shapes=(lhs, rhs), mesh=mesh)
+
+    found = derived(specs, sizes | uneven)
+    touched = {letter for move in found.moves for letter in (move.gather, move.scatter)}
+    if uneven.keys() & touched:
+        specs = [
+            PartitionSpec(*(None if x in uneven else e for x, e in zip(own, spec, strict=False)))
+            for own, spec in zip(letters, specs, strict=True)
+        ]
+        return specs, derived(specs, sizes), {}
+    return specs, found, {letter: sizes[letter] for letter in uneven.keys() - set(letters[2])}
+
+
+def _without_padding(
+    x: jax.Array, letters: str, spec: PartitionSpec, padded: Mapping[str, int]
+) -> jax.Array:
+    """One rank's array, zero beyond the extents in ``padded``."""
+    for dimension, (letter, entry) in enumerate(zip(letters, spec, strict=False)):
+        if letter in padded:
+            at = lax.broadcasted_iota(jnp.int32, x.shape, dimension)
+            at += lax.axis_index(entry) * x.shape[dimension]
+            x = jnp.where(at < padded[letter], x, 0)
+    return x
 
 
 def _rule(formula: str, tied: bool) -> str:

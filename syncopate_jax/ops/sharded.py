@@ -8,6 +8,7 @@ settled by the partitioner, which asks this operator for the product of what it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,7 +50,7 @@ def matmul(
       out_sharding: of the result; a PartitionSpec is of the mesh in use (``jax.set_mesh``), or else
         of the operands'. By default rows are sharded as those of ``x`` and columns as
         those of ``w``, but for the axes that the rows have; on auto axes, as the partitioner
-        likes.
+        likes. The ranks must divide the extent, but for auto axes under ``jit``.
       preferred_element_type: dtype of the result; default that of the promoted operands.
       backend, target, split, tiles: as in ``syncopate_jax.options.Options``.
 
@@ -102,7 +103,24 @@ def matmul(
     y = auto_axes.product(how, out_sharding is None, x, w)
     if isinstance(out_sharding, PartitionSpec):  # of the operands' mesh, where none is in context
         out_sharding = NamedSharding(mesh, out_sharding)
-    return y if out_sharding is None else lax.with_sharding_constraint(y, out_sharding)
+    if out_sharding is None:
+        return y
+    if not isinstance(y, jax.core.Tracer):
+        _check_even(y.shape, out_sharding)
+    return lax.with_sharding_constraint(y, out_sharding)
+
+
+def _check_even(shape: tuple[int, ...], sharding: NamedSharding) -> None:
+    """Outside ``jit``, JAX has no array whose ranks do not divide an extent."""
+    for extent, entry in zip(shape, sharding.spec, strict=False):
+        names = () if entry is PartitionSpec.UNCONSTRAINED else _axes(entry)
+        ranks = math.prod(sharding.mesh.shape[name] for name in names)
+        if extent % ranks:
+            raise InputError(
+                f"matmul: out_sharding {sharding.spec} cuts an extent of {extent}, which the "
+                f"{ranks} ranks of {', '.join(names)} do not divide; call it in jax.jit, or "
+                f"leave them out"
+            )
 
 
 def _spec_of(
@@ -142,6 +160,20 @@ def _spec_of(
             )
         if names.count(name) > 1:
             raise InputError(f"matmul: out_sharding {spec} has mesh axis {name!r} twice")
+    given = sharding.mesh if isinstance(sharding, NamedSharding) else mesh
+    typed = [name for name in names if name in explicit_axes.explicit_axes(given)]
+    if typed and not explicit_axes.explicit_axes(mesh):
+        raise InputError(
+            f"matmul: out_sharding {spec} has {typed[0]!r} of a mesh where it is explicit, the "
+            f"operands are on one where it is auto; give the PartitionSpec alone"
+        )
+    known = explicit_axes.explicit_axes(mesh) or tuple(sizes)
+    if untyped := [name for name in names if name not in known]:
+        raise InputError(
+            f"matmul: out_sharding {spec} has mesh axis {untyped[0]!r}, which is auto beside "
+            f"explicit {', '.join(known)}; leave it out, and constrain the result along it by "
+            f"jax.lax.with_sharding_constraint"
+        )
     return spec
 
 

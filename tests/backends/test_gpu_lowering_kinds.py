@@ -45,7 +45,7 @@ def test_one_rank_of_float16() -> None:
     "tiles,text",
     [
         ({"m": 96}, "a warpgroup's part of the 96x128 tile is 48x128; its rows must be a multiple"),
-        ({"n": 48}, r"epilogue_n=64 must be one of .* and divide the 48 columns of a part"),
+        ({"n": 48}, "the 128x48 tile has 48 columns, and 64 are .* are a multiple of 64"),
         (
             {"k": 512},
             r"x512 with 2 stages takes \d+ bytes of shared memory, and a block has 232448",

@@ -161,6 +161,15 @@ def test_errors(argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixtu
     assert message in err
 
 
+def test_a_byte_order_mark_is_no_part_of_a_program(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    marked = tmp_path / "f"
+    marked.write_text(MLP.read_text(), encoding="utf-8-sig")
+    code, out, _ = run(capsys, "hlo", marked)
+    assert code == 0 and out == run(capsys, "hlo", MLP)[1]
+
+
 def test_bytes_that_are_no_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"HloModule \xff")

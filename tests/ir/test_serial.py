@@ -65,6 +65,15 @@ def test_a_file_of_text_is_read_too(tmp_path: Path) -> None:
     assert same_plan(load(tmp_path / "ring.txt"), plan)
 
 
+@pytest.mark.parametrize("form", [to_json, to_text])
+def test_a_byte_order_mark_is_no_part_of_a_plan(
+    tmp_path: Path, form: Callable[[Plan], str]
+) -> None:
+    plan = all_gather_ring(2, (4, 3))
+    (tmp_path / "plan").write_text(form(plan), encoding="utf-8-sig")
+    assert same_plan(load(tmp_path / "plan"), plan)
+
+
 def test_goals_that_do_not_say_how_they_reduce_are_sums() -> None:
     tree = small_tree()
     assert [goal.pop("reduce") for goal in tree["goals"]] == ["sum", "sum"]

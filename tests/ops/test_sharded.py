@@ -260,6 +260,30 @@ def test_results_that_cannot_be_sharded_so(kind: AxisType, out: Any, message: st
         matmul(placed(mesh, x, P("t")), w, out_sharding=out)
 
 
+def test_an_explicit_sharding_of_operands_on_auto_axes() -> None:
+    mesh, out = mesh_of((2,), AUTO), NamedSharding(mesh_of((2,), EXPLICIT), P("t"))
+    x, w = (placed(mesh, a, P()) for a in arrays((8, 4), (4, 12)))
+    with pytest.raises(
+        InputError, match=r"has 't' of a mesh where it is explicit, the operands ar"
+    ):
+        matmul(x, w, out_sharding=out)
+    assert same(matmul(x, w, out_sharding=out.spec).sharding.spec, out.spec)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_auto_axis_beside_explicit_ones(whole: bool) -> None:
+    mesh = mesh_of((2, 2), EXPLICIT, AUTO)
+    x, w = (placed(mesh, a, P()) for a in arrays((8, 4), (4, 12)))
+    out = NamedSharding(mesh, P("u")) if whole else P("u")
+    with (
+        jax.set_mesh(mesh),
+        pytest.raises(
+            InputError, match=r"matmul: out_sharding .* has mesh axis 'u', which is auto beside ex"
+        ),
+    ):
+        matmul(x, w, out_sharding=out)
+
+
 def test_other_wrong_input() -> None:
     x, w = arrays((8, 4), (4, 12))
     with pytest.raises(InputError, match=r"but there is no mesh here; use jax\.set_mesh"):
@@ -288,6 +312,50 @@ def test_a_spec_is_of_the_operands_mesh_where_none_is_in_use(kind: AxisType) -> 
     else:
         with pytest.raises(InputError, match=r"but there is no mesh here; use jax\.set_mesh"):
             matmul(x, w, out_sharding=nowhere)
+
+
+UNEVEN = (
+    (P("t"), P(), P("t")),  # padding stays
+    (P("t"), P("u"), P("t")),
+    (P("t"), P(None, "u"), P("t", "u")),
+    (P(("t", "u")), P(), P(("t", "u"))),
+    (P("t"), P(), P()),  # padding would be moved
+    (P("t"), P(None, "u"), P("u")),
+    (P(None, "t"), P(), P(None, "u")),
+    (P(None, "t"), P("t"), P()),  # padding is summed
+    (P(None, ("u", "t")), P(("u", "t")), P()),
+    (P("u"), P("t"), P("t", "u")),
+)
+
+
+@pytest.mark.parametrize(("lhs", "rhs", "out"), UNEVEN)
+def test_extents_that_the_ranks_of_auto_axes_do_not_divide(lhs: P, rhs: P, out: P) -> None:
+    mesh = mesh_of((2, 2), AUTO)
+    x, w = arrays((3, 5), (5, 6))
+
+    def run(x: jax.Array, w: jax.Array, multiply: Any) -> Any:
+        def f(x: jax.Array, w: jax.Array) -> jax.Array:
+            x, w = (jax.lax.with_sharding_constraint(a, s) for a, s in ((x, lhs), (w, rhs)))
+            x, w = x + 1, w + 1  # padding too
+            return jax.lax.with_sharding_constraint(multiply(x, w), out)
+
+        return f(x, w), jax.grad(lambda *a: (f(*a) ** 2).sum(), (0, 1))(x, w)
+
+    with jax.set_mesh(mesh):
+        args = placed(mesh, x, P()), placed(mesh, w, P())
+        compiled = jax.jit(lambda x, w: run(x, w, matmul)).lower(*args).compile()
+        wanted = jax.jit(lambda x, w: run(x, w, jnp.matmul))(*args)
+    jax.tree.map(np.testing.assert_array_equal, compiled(*args), wanted)
+
+
+def test_an_uneven_result_outside_jit() -> None:
+    mesh = mesh_of((2,), AUTO)
+    x, w = (placed(mesh, a, P()) for a in arrays((3, 4), (4, 6)))
+    np.testing.assert_array_equal(matmul(x, w, out_sharding=P(None, "t")), x @ w)
+    with pytest.raises(
+        InputError, match="cuts an extent of 3, which the 2 ranks of t do not divide; call it in"
+    ):
+        matmul(x, w, out_sharding=P("t"))
 
 
 def test_arrays_that_a_program_closes_over() -> None:

@@ -66,9 +66,10 @@ PROBLEMS = [
     (dict(tile_n=260), r"part of the 128x260 tile is 64x260; .* its columns of 8"),
     (dict(tile_n=320), r"part has 320 columns; wgmma has at most 256"),
     (dict(tile_m=256), r"a 128x256 float32 accumulator takes 256 of 232 registers"),
+    (dict(tile_n=192, epilogue_n=128), r"epilogue_n=128 must be one of \(16, 32, 64\)$"),
     (
-        dict(tile_n=192, epilogue_n=128),
-        r"epilogue_n=128 must be one of \(16, 32, 64\), and divide the 192 col",
+        dict(tile_m=64, tile_n=64, split="n"),
+        r"the 64x64 tile has 32 columns, and 64 are .* whose columns are a multiple of 128$",
     ),
     (dict(stages=1), r"stages=1 must exceed in_flight=1"),
     (dict(split="n", warpgroups=3), r"part of the 128x256 tile is 128x85"),

@@ -131,6 +131,16 @@ def test_auto_axes_are_asked_for_only_if_wanted() -> None:
 
 
 @pytest.mark.slow
+def test_auto_axes_that_do_not_divide_an_extent() -> None:
+    rows = NamedSharding(mesh_of(AUTO), P("t"))
+
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        return (jax.lax.with_sharding_constraint(x, rows) @ w).sum()
+
+    args = placed(rows.mesh, (jnp.ones((3, 8)), jnp.ones((8, 4))), (P(), P()))
+    assert jax.jit(overlap(fn, auto_axes=True))(*args) == jax.jit(fn)(*args) == 96
+
+
 def test_auto_axes_in_a_scan_under_remat() -> None:
     fn, params, x = model("fsdp", AUTO)
     stacked = jax.tree.map(lambda p: jnp.stack([p, p * 0.5]), params)
