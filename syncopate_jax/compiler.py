@@ -79,7 +79,7 @@ def compile(
     plan = split_chunks(plan, split, split_axis)
     space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel), source=f"plan {plan.name}")
     axis_map.check(plan, accesses)
-    _check_dtypes(plan, axis_map, kernel)
+    _check_results(plan, axis_map, kernel)
     launch = on_device(launch, target, plan.num_ranks)
 
     @functools.cache
@@ -159,15 +159,30 @@ def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[st
     return shapes
 
 
-def _check_dtypes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> None:
-    """A bound result has its tensor's dtype; operands are checked when the operator is called."""
+def _check_results(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> None:
+    """Raises InputError unless tiles make each bound result: of its dtype, and all that ranks hold.
+
+    Operands are checked when the operator is called.
+    """
     outs = dict(zip(kernel.results, kernel.out_shape, strict=True))
     for binding in axis_map.bindings:
-        wanted = plan.tensor(binding.tensor).dtype
-        if binding.operand in outs and str(outs[binding.operand].dtype) != wanted:
-            found = outs[binding.operand].dtype
+        if binding.operand not in outs:
+            continue
+        tensor, out = plan.tensor(binding.tensor), outs[binding.operand]
+        result = f"result {binding.operand} of kernel {kernel.name}"
+        if str(out.dtype) != tensor.dtype:
             raise InputError(
-                f"plan {plan.name}: tensor {binding.tensor} is {wanted}, but result "
-                f"{binding.operand} of kernel {kernel.name} is {found}; make the plan with "
-                f"dtype={str(found)!r}"
+                f"plan {plan.name}: tensor {tensor.name} is {tensor.dtype}, but {result} is "
+                f"{out.dtype}; make the plan with dtype={str(out.dtype)!r}"
+            )
+        dims = axis_map.dims(binding, len(tensor.shape))
+        lo, hi = frame_box(plan, tensor.name, write=True)
+        extents = (hi - lo).max(axis=0)
+        made = tuple(int(extents[dims.index(d)]) for d in range(len(dims)))
+        shape = tuple(out.shape)
+        if made != shape and not (0 in made and 0 in shape):
+            raise InputError(
+                f"plan {plan.name}: of tensor {tensor.name} {tensor.shape} the tiles of a rank "
+                f"produce {made if any(made) else 'nothing'}, but {result} is {shape}; make the "
+                f"plan such that the tiles of a rank produce {shape}, or bind another tensor"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from typing import Any
 
@@ -232,6 +233,28 @@ def test_results_of_another_type_than_the_plan() -> None:
         "bfloat16; make the plan with dtype='bfloat16'"
     ):
         fuse(kernel, plan, {"x": "x", "y": "out"}, axis_name="t")
+
+
+def test_a_result_of_another_shape_than_tiles_produce_for_the_plan() -> None:
+    """The kernel would write outside of the buffer that the plan gives it."""
+    gathered = functools.partial(all_gather_swizzle, 2, dtype="float32", produced=True)
+    for plan, tensor, produced in (
+        (gathered((8, 4)), "x", "(4, 4)"),  # a rank's shard, not the tensor
+        (gathered((32, 4)), "x", "(16, 4)"),
+        (own_kernels.gather_and_scatter_plan(2, (4, 3), (4, 4)), "y", "(4, 4)"),
+    ):
+        wanted = (
+            f"of tensor {tensor} {plan.tensor(tensor).shape} the tiles of a rank produce "
+            f"{produced}, but result out of kernel scale is (8, 4); make the plan such that the "
+            f"tiles of a rank produce (8, 4), or bind another tensor"
+        )
+        for backend in ("xla", "remote_dma"):
+            with refused(wanted):
+                fuse(own_kernels.scale(8, 4), plan, {tensor: "out"}, axis_name="t", backend=backend)
+    fused = fuse(own_kernels.scale(8, 4), gathered((16, 4)), {"x": "out"}, axis_name="t")
+    assert [out.shape for out in fused.result_types()] == [(16, 4)]
+    uneven = gathered((12, 4), shards=(8, 4))
+    assert fuse(own_kernels.scale(8, 4), uneven, {"x": "out"}, axis_name="t").result_types()
 
 
 def test_a_plan_that_does_not_verify() -> None:
