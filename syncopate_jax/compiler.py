@@ -175,6 +175,13 @@ def _check_results(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> None:
                 f"plan {plan.name}: tensor {tensor.name} is {tensor.dtype}, but {result} is "
                 f"{out.dtype}; make the plan with dtype={str(out.dtype)!r}"
             )
+        for region in plan.initial:
+            if region.tensor == tensor.name and region.box.size and not region.produced:
+                raise InputError(
+                    f"plan {plan.name}: rank {region.rank} starts with {tensor.name}{region.box}, "
+                    f"but the axis map binds {tensor.name} to {result}, which could not hold it; "
+                    f"bind it to an operand, or use a plan in which tiles produce {tensor.name}"
+                )
         dims = axis_map.dims(binding, len(tensor.shape))
         lo, hi = frame_box(plan, tensor.name, write=True)
         extents = (hi - lo).max(axis=0)

@@ -20,6 +20,7 @@ from syncopate_jax.kernel.axis_map import AxisMap
 from syncopate_jax.options import Launch
 from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
+from syncopate_jax.plans.broadcast import broadcast
 from syncopate_jax.plans.collective import collective
 from tests.backends import own_kernels
 from tests.check.small_plans import with_column
@@ -255,6 +256,20 @@ def test_a_result_of_another_shape_than_tiles_produce_for_the_plan() -> None:
     assert [out.shape for out in fused.result_types()] == [(16, 4)]
     uneven = gathered((12, 4), shards=(8, 4))
     assert fuse(own_kernels.scale(8, 4), uneven, {"x": "out"}, axis_name="t").result_types()
+
+
+def test_a_result_bound_to_a_tensor_that_ranks_start_with() -> None:
+    """Nothing would bring the kernel's tiles into it."""
+    for plan in (
+        all_gather_swizzle(2, (8, 4), dtype="float32"),
+        broadcast(2, (8, 4), dtype="float32"),
+    ):
+        with refused(
+            f"plan {plan.name}: rank 0 starts with x{plan.initial[0].box}, but the axis map binds "
+            f"x to result out of kernel scale, which could not hold it; bind it to an operand, or "
+            f"use a plan in which tiles produce x"
+        ):
+            fuse(own_kernels.scale(8, 4), plan, {"x": "out"}, axis_name="t")
 
 
 def test_a_plan_that_does_not_verify() -> None:
