@@ -166,7 +166,8 @@ class PallasKernel:
     @property
     def reduction_axes(self) -> tuple[int, ...]:
         """Grid axes on which no output's block depends."""
-        maps = [block_indices(spec, self.grid, self.name) for spec in self.out_specs]
+        named = zip(self.results, self.out_specs, strict=True)
+        maps = [block_indices(spec, self.grid, f"{self.name}: {name}") for name, spec in named]
         return tuple(a for a in range(len(self.grid)) if not any(_varies(m, a) for m in maps))
 
     def tile_space(self, shapes: Mapping[str, tuple[int, ...]]) -> TileSpace:
@@ -195,7 +196,7 @@ class PallasKernel:
             if write:
                 check_written(self.name, name, spec, shape, self.grid, reduction)
         axes = [Axis(n, count, 1) for n, count in zip(self.axis_names, self.grid, strict=True)]
-        followed = {name: self._follow(*entry) for name, entry in found.items()}
+        followed = {n: self._follow(n, spec, shape) for n, (spec, shape, _) in found.items()}
         for name, dims in followed.items():
             spec, shape, _ = found[name]
             for d, axis in enumerate(dims or ()):
@@ -230,7 +231,7 @@ class PallasKernel:
                 f"{self.name}: blocks of {name} have {len(block)} dimensions, its shape is {given}"
             )
         counts = [max(-(-extent // size), 1) for extent, size in zip(shape, block, strict=True)]
-        index = block_indices(spec, self.grid, self.name, len(shape))
+        index = block_indices(spec, self.grid, f"{self.name}: {name}", len(shape))
         if index.shape[-1] != len(shape):
             raise InputError(
                 f"{self.name}: the index map of {name} gives {index.shape[-1]} indices, its blocks "
@@ -247,10 +248,10 @@ class PallasKernel:
             )
 
     def _follow(
-        self, spec: pl.BlockSpec, shape: tuple[int, ...], _write: bool
+        self, name: str, spec: pl.BlockSpec, shape: tuple[int, ...]
     ) -> tuple[int | None, ...] | None:
         """Per dimension the grid axis it follows (None: taken whole); None if one follows none."""
-        index = block_indices(spec, self.grid, self.name, len(shape))
+        index = block_indices(spec, self.grid, f"{self.name}: {name}", len(shape))
         axes = np.indices(self.grid)
         dims: list[int | None] = []
         for d, (extent, block) in enumerate(zip(shape, block_shape(spec, shape), strict=True)):
@@ -280,7 +281,7 @@ class PallasKernel:
         ):
             names = tuple(None if a is None else axes[a].name for a in dims)
             return Access(name, shape, names, write)
-        index = block_indices(spec, self.grid, self.name, len(shape))
+        index = block_indices(spec, self.grid, f"{self.name}: {name}", len(shape))
         order = [i for i, axis in enumerate(space.axes) if not axis.reduction]
         order += [i for i, axis in enumerate(space.axes) if axis.reduction]
         index = index.transpose(*order, len(self.grid))

@@ -90,8 +90,16 @@ def test_index_maps_that_read_something_else() -> None:
     def traced(i: Any) -> Any:
         return jax.jit(lambda: 0)() + i, "first"
 
-    with refused("kernel: an index map must be a function of the grid indices alone; got "):
+    with refused(
+        "kernel: x: an index map must be a function of the grid indices alone that gives integers"
+    ):
         kernel(pl.BlockSpec((2, 4), traced)).read({"x": (4, 4)})
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_index_maps_that_give_fractions(array: Any) -> None:
+    with refused(f"for arrays of them; this one gives ({array([0, 1]) / 2!r}, 0)"):
+        kernel(pl.BlockSpec((2, 4), lambda i: (array(i) / 2, 0))).read({"x": (4, 4)})
 
 
 @pytest.mark.parametrize("what", ["in_specs", "out_specs", "out_shape"])
