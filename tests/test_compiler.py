@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from syncopate_jax.compiler import bound_shapes
 from syncopate_jax.compiler import compile as fuse
 from syncopate_jax.errors import InputError, PlanError, UnsupportedError
 from syncopate_jax.kernel.axis_map import AxisMap
+from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.options import Launch
 from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
@@ -56,6 +58,22 @@ def test_a_row_scaling_kernel(backend: str) -> None:
     x, s = random(15, 4), random(15, 1)
     y = run(operator, 3, (P("t"), P()), P("t"), x, s)
     np.testing.assert_allclose(y, np.tile(x * s, (3, 1)), rtol=1e-6)
+
+
+def test_operands_that_tiles_take_whole() -> None:
+    def body(x: jax.Ref, a: jax.Ref, b: jax.Ref, c: jax.Ref, out: jax.Ref) -> None:
+        out[...] = x[...] + a[...] * b[...]
+        pltpu.sync_copy(c, out.at[pl.ds(0, 1)])
+
+    rows, given = pl.BlockSpec((2, 4), lambda i: (i, 0)), jax.ShapeDtypeStruct((4, 4), "float32")
+    whole = pl.BlockSpec(), pl.BlockSpec((1, 4), None), pl.BlockSpec(memory_space=pl.ANY)
+    kernel = PallasKernel(body, 2, ("x", "a", "b", "c"), ("out",), (rows, *whole), rows, given)
+    plan = own_kernels.gather_plan(2, t=(4, 4))
+    operator = fuse(kernel, plan, {"t": "x"}, axis_name="t", backend="remote_dma")
+    x, (a, b, c) = random(4, 4), random(3, 1, 4)
+    y = run(operator, 2, (P("t"), P(), P(), P()), P("t"), x, a, b, c)
+    wanted = (x + a * b).at[::2].set(c)
+    np.testing.assert_allclose(y, np.tile(wanted, (2, 1)), rtol=1e-6)
 
 
 @each_backend
