@@ -35,8 +35,11 @@ def block_indices(spec: pl.BlockSpec, grid: tuple[int, ...], where: str, ndim: i
     """
     if spec.index_map is None:
         return np.zeros((*grid, ndim), np.int64)
-    with jax.ensure_compile_time_eval():
-        index = spec.index_map(*np.indices(grid))
+    try:
+        with jax.ensure_compile_time_eval():
+            index = spec.index_map(*np.indices(grid))
+    except Exception as error:  # it is the user's function
+        raise _unfit(where, f"raises {type(error).__name__}: {error}") from error
     try:
         parts = [np.broadcast_to(np.asarray(part), grid) for part in index]
         fits = all(np.issubdtype(part.dtype, np.integer) for part in parts)

@@ -96,6 +96,25 @@ def test_index_maps_that_read_something_else() -> None:
         kernel(pl.BlockSpec((2, 4), traced)).read({"x": (4, 4)})
 
 
+@pytest.mark.parametrize(
+    ("index_map", "raised"),
+    [
+        (lambda i: (pl.program_id(0), 0), "AssertionError"),
+        (lambda i: (i + jax.lax.axis_index("t"), 0), "NameError"),
+        (lambda i: (i if i < 2 else 0, 0), "ValueError: The truth value of an array"),
+        (lambda i: {}["rows"], "KeyError: 'rows'"),
+        (5, "TypeError: 'int' object is not callable"),
+    ],
+)
+def test_index_maps_that_raise(index_map: Any, raised: str) -> None:
+    spec = pl.BlockSpec((2, 4), index_map)
+    said = "an index map must be a function of the grid indices alone that gives integers for"
+    with refused(f"kernel: x: {said} arrays of them; this one raises {raised}"):
+        kernel(spec).read({"x": (4, 4)})
+    with refused(f"kernel: out: {said} arrays of them; this one raises {raised}"):
+        kernel(ROWS, out_specs=(spec,)).read({})
+
+
 @pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
 def test_index_maps_that_give_fractions(array: Any) -> None:
     with refused(f"for arrays of them; this one gives ({array([0, 1]) / 2!r}, 0)"):
