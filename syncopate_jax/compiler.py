@@ -15,7 +15,7 @@ from syncopate_jax.backends.interface import Backend, Work
 from syncopate_jax.check.verify import check
 from syncopate_jax.check.verify_schedule import check_schedule
 from syncopate_jax.errors import InputError, UnsupportedError
-from syncopate_jax.ir.arguments import MAX_EXTENT, integer
+from syncopate_jax.ir.arguments import integer
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.axis_map import AxisMap
 from syncopate_jax.kernel.frame import frame_box
@@ -55,7 +55,8 @@ def compile(
         ``options.Options``). That is the unfused ``xla`` where no other can; the operator's
         ``passed_over`` and its repr then say why.
       target: what the kernel is written in.
-      split: pieces each chunk is cut into, along ``split_axis`` of its tensor.
+      split: pieces each chunk is cut into, along ``split_axis`` of its tensor, counted from the
+        front.
       order: order of tiles inside a chunk: ``natural``, ``grouped`` or ``snake``.
       launch: what a GPU kernel may use of a device; None: all of it, one rank a device.
 
@@ -72,7 +73,7 @@ def compile(
     launch = Launch() if launch is None else launch
     _check_types(kernel=kernel, plan=plan, launch=launch, backend=backend, target=target)
     split = integer("compile", "split", split, 1)
-    split_axis = integer("compile", "split_axis", split_axis, -MAX_EXTENT)
+    split_axis = integer("compile", "split_axis", split_axis, 0)
     axis_map = AxisMap.of(axis_map)
     check(plan)
     plan = expand_collectives(plan)

@@ -180,11 +180,13 @@ def test_arguments_of_other_kinds() -> None:
         with refused(f"compile: order needs one of natural, grouped, snake, found {value!r}"):
             fuse(kernel, plan, {"t": "x"}, axis_name="t", order=value)
     for name in ("split", "split_axis"):
-        for value in (None, 1.5, "1", [1]):
+        for value in (None, 1.5, "1", [1], True):
             with refused(f"compile: {name} must be an integer, found {value!r}"):
                 fuse(kernel, plan, {"t": "x"}, axis_name="t", **{name: value})
     with refused("compile: split must be in 1..2147483647, found 0"):
         fuse(kernel, plan, {"t": "x"}, axis_name="t", split=0)
+    with refused("compile: split_axis must be in 0..2147483647, found -1"):
+        fuse(kernel, plan, {"t": "x"}, axis_name="t", split=2, split_axis=-1)
     for wrong in (
         None, {"t": 3}, {"t": ("x", 1)}, {"t": ("x", (0,), 1)}, {"t": ("x", ("a", 0))},
         {"t": ("x", (0.0, 1.0))}, {3: "x"}, {"t": (3, (0, 1))},
