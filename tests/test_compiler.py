@@ -60,6 +60,18 @@ def test_a_row_scaling_kernel(backend: str) -> None:
     np.testing.assert_allclose(y, np.tile(x * s, (3, 1)), rtol=1e-6)
 
 
+@pytest.mark.parametrize("produced", [False, True])
+def test_a_last_rank_with_less_than_the_others(produced: bool) -> None:
+    """Rank 1 has 2 rows in arrays of 4."""
+    plan = all_gather_swizzle(2, (6, 4), dtype="float32", shards=(4, 2), produced=produced)
+    kernel = own_kernels.scale(4 if produced else 6, 4)
+    bound = {"x": "out" if produced else "x"}
+    operator = fuse(kernel, plan, bound, axis_name="t", backend="xla")
+    x = random(8, 4)
+    y = run(operator, 2, (P("t"), P()), P("t"), x, jnp.full((kernel.out_shape[0].shape[0], 1), 2.0))
+    np.testing.assert_array_equal(y, np.tile(2 * x[:6], (2, 1)))
+
+
 def test_operands_that_tiles_take_whole() -> None:
     def body(x: jax.Ref, a: jax.Ref, b: jax.Ref, c: jax.Ref, out: jax.Ref) -> None:
         out[...] = x[...] + a[...] * b[...]
