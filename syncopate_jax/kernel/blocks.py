@@ -63,8 +63,17 @@ def check_spec(where: str, spec: Any, grid: tuple[int, ...]) -> None:
         raise InputError(
             f"{where} needs a pl.BlockSpec, found {spec!r}; pl.BlockSpec() takes all of an array"
         )
-    if spec.block_shape is not None and not all(size > 0 for size in _sizes(spec.block_shape)):
-        raise InputError(f"{where} needs blocks of at least 1 element, found {spec.block_shape}")
+    if spec.block_shape is not None:
+        if not isinstance(spec.block_shape, Sequence):
+            raise InputError(f"{where} needs a tuple as block shape, found {spec.block_shape!r}")
+        try:
+            sizes = _sizes(spec.block_shape)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        if not all(size > 0 for size in sizes):
+            raise InputError(
+                f"{where} needs blocks of at least 1 element, found {spec.block_shape}"
+            )
     if spec.index_map is not None and not takes(spec.index_map, len(grid)):
         raise InputError(
             f"{where} has an index map that does not take the {len(grid)} indices of grid {grid}"

@@ -94,7 +94,8 @@ class PallasKernel:
             if len(named) != len(found):
                 raise InputError(
                     f"{self.name}: {names} names {len(named)} arrays {named}, {what} has "
-                    f"{len(found)}; each array needs a name in {names} and one of {what}"
+                    f"{len(found)}; each array needs a name in {names} and one of {what}, found "
+                    f"{found}"
                 )
         for name, shape in zip(self.results, self.out_shape, strict=True):
             if not (hasattr(shape, "shape") and hasattr(shape, "dtype")):
@@ -102,6 +103,13 @@ class PallasKernel:
                     f"{self.name}: {name} needs a jax.ShapeDtypeStruct in out_shape, found "
                     f"{shape!r}"
                 )
+        if self.loop is not None and not hasattr(self.loop, "unsupported_reason"):
+            raise InputError(f"{self.name}: loop needs a LoopBody, found {self.loop!r}")
+        if self.triton is not None and not isinstance(self.triton, TritonBody):
+            raise InputError(
+                f"{self.name}: triton needs what triton_kernel makes of an annotated kernel, found "
+                f"{self.triton!r}"
+            )
         object.__setattr__(self, "grid", _grid(self.name, self.grid))
         named = (
             *zip(self.operands, self.in_specs, strict=True),
@@ -111,6 +119,12 @@ class PallasKernel:
             check_spec(f"{self.name}: {name}", spec, self.grid)
         if self.loop is None and self.triton is None:
             self._check_body()
+        for scratch in self.scratch_shapes:
+            if not hasattr(scratch, "get_ref_aval"):
+                raise InputError(
+                    f"{self.name}: scratch_shapes needs references such as pltpu.VMEM(shape, "
+                    f"dtype), found {scratch!r}"
+                )
         repeated = [*self.operands, *self.results]
         if len(set(repeated)) != len(repeated):
             raise InputError(f"{self.name}: operand and result names repeat: {repeated}")

@@ -164,10 +164,17 @@ def test_the_name_is_that_of_the_body() -> None:
         ({"results": ("y", 1)}, "results must be a tuple of names, found ('y', 1)"),
         ({"operands": 3}, "operands must be a tuple of names, found 3"),
         ({"operands": ()}, "operands names 0 arrays (), in_specs has 1; each array needs a name"),
+        ({"in_specs": pl.BlockSpec(8, lambda i: i)}, "x needs a tuple as block shape, found 8"),
+        ({"in_specs": pl.BlockSpec((8.0, 4))}, "x: block dimension 8.0 has no fixed grid of"),
+        ({"out_specs": pl.BlockSpec((2, pl.Element(4)))}, "y: block dimension Element("),
+        ({"in_specs": (5, 6)}, "operands names 1 arrays ('x',), in_specs has 2; each array needs a "
+         "name in operands and one of in_specs, found (5, 6)"),
+        ({"loop": 5}, "loop needs a LoopBody, found 5"),
+        ({"triton": 5}, "triton needs what triton_kernel makes of an annotated kernel, found 5"),
         ({"in_specs": 3}, "x needs a pl.BlockSpec, found 3"),
         ({"out_shape": 3}, "y needs a jax.ShapeDtypeStruct in out_shape, found 3"),
     ],
-)
+)  # fmt: skip
 def test_arguments_that_are_something_else(changes: dict[str, Any], message: str) -> None:
     with refused(f"copy_rows: {message}"):
         PallasKernel(copy_rows, **(BARE | changes))
@@ -233,6 +240,10 @@ def test_grids_as_pallas_takes_them(grid: Any) -> None:
         (
             {"body": lambda x: None, "has_addend": True},
             "body must be a function of 2 references, one for each of x, out and addend by name",
+        ),
+        (
+            {"body": lambda x, y, z: None, "scratch_shapes": (3,)},
+            "kernel: scratch_shapes needs references such as pltpu.VMEM(shape, dtype), found 3",
         ),
         (
             {"body": lambda x, y: None, "scratch_shapes": (jax.ShapeDtypeStruct((1,), "int8"),)},
