@@ -15,7 +15,7 @@ from syncopate_jax.backends.interface import Backend, Work
 from syncopate_jax.check.verify import check
 from syncopate_jax.check.verify_schedule import check_schedule
 from syncopate_jax.errors import InputError, UnsupportedError
-from syncopate_jax.ir.arguments import MAX_EXTENT, integer
+from syncopate_jax.ir.arguments import integer
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.axis_map import AxisMap
 from syncopate_jax.kernel.frame import frame_box
@@ -55,7 +55,8 @@ def compile(
         ``options.Options``). That is the unfused ``xla`` where no other can; the operator's
         ``passed_over`` and its repr then say why.
       target: what the kernel is written in.
-      split: pieces each chunk is cut into, along ``split_axis`` of its tensor.
+      split: pieces each chunk is cut into, along ``split_axis`` of its tensor, counted from the
+        front.
       order: order of tiles inside a chunk: ``natural``, ``grouped`` or ``snake``.
       launch: what a GPU kernel may use of a device; None: all of it, one rank a device.
 
@@ -72,14 +73,14 @@ def compile(
     launch = Launch() if launch is None else launch
     _check_types(kernel=kernel, plan=plan, launch=launch, backend=backend, target=target)
     split = integer("compile", "split", split, 1)
-    split_axis = integer("compile", "split_axis", split_axis, -MAX_EXTENT)
+    split_axis = integer("compile", "split_axis", split_axis, 0)
     axis_map = AxisMap.of(axis_map)
     check(plan)
     plan = expand_collectives(plan)
     plan = split_chunks(plan, split, split_axis)
     space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel), source=f"plan {plan.name}")
     axis_map.check(plan, accesses)
-    _check_dtypes(plan, axis_map, kernel)
+    _check_results(plan, axis_map, kernel)
     launch = on_device(launch, target, plan.num_ranks)
 
     @functools.cache
@@ -159,15 +160,37 @@ def bound_shapes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> dict[st
     return shapes
 
 
-def _check_dtypes(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> None:
-    """A bound result has its tensor's dtype; operands are checked when the operator is called."""
+def _check_results(plan: Plan, axis_map: AxisMap, kernel: PallasKernel) -> None:
+    """Raises InputError unless tiles make each bound result: of its dtype, and all that ranks hold.
+
+    Operands are checked when the operator is called.
+    """
     outs = dict(zip(kernel.results, kernel.out_shape, strict=True))
     for binding in axis_map.bindings:
-        wanted = plan.tensor(binding.tensor).dtype
-        if binding.operand in outs and str(outs[binding.operand].dtype) != wanted:
-            found = outs[binding.operand].dtype
+        if binding.operand not in outs:
+            continue
+        tensor, out = plan.tensor(binding.tensor), outs[binding.operand]
+        result = f"result {binding.operand} of kernel {kernel.name}"
+        if str(out.dtype) != tensor.dtype:
             raise InputError(
-                f"plan {plan.name}: tensor {binding.tensor} is {wanted}, but result "
-                f"{binding.operand} of kernel {kernel.name} is {found}; make the plan with "
-                f"dtype={str(found)!r}"
+                f"plan {plan.name}: tensor {tensor.name} is {tensor.dtype}, but {result} is "
+                f"{out.dtype}; make the plan with dtype={str(out.dtype)!r}"
+            )
+        for region in plan.initial:
+            if region.tensor == tensor.name and region.box.size and not region.produced:
+                raise InputError(
+                    f"plan {plan.name}: rank {region.rank} starts with {tensor.name}{region.box}, "
+                    f"but the axis map binds {tensor.name} to {result}, which could not hold it; "
+                    f"bind it to an operand, or use a plan in which tiles produce {tensor.name}"
+                )
+        dims = axis_map.dims(binding, len(tensor.shape))
+        lo, hi = frame_box(plan, tensor.name, write=True)
+        extents = (hi - lo).max(axis=0)
+        made = tuple(int(extents[dims.index(d)]) for d in range(len(dims)))
+        shape = tuple(out.shape)
+        if made != shape and not (0 in made and 0 in shape):
+            raise InputError(
+                f"plan {plan.name}: of tensor {tensor.name} {tensor.shape} the tiles of a rank "
+                f"produce {made if any(made) else 'nothing'}, but {result} is {shape}; make the "
+                f"plan such that the tiles of a rank produce {shape}, or bind another tensor"
             )

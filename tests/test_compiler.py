@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from typing import Any
 
@@ -11,14 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from syncopate_jax.compiler import bound_shapes
 from syncopate_jax.compiler import compile as fuse
 from syncopate_jax.errors import InputError, PlanError, UnsupportedError
 from syncopate_jax.kernel.axis_map import AxisMap
+from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.options import Launch
 from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
+from syncopate_jax.plans.broadcast import broadcast
 from syncopate_jax.plans.collective import collective
 from tests.backends import own_kernels
 from tests.check.small_plans import with_column
@@ -54,6 +58,34 @@ def test_a_row_scaling_kernel(backend: str) -> None:
     x, s = random(15, 4), random(15, 1)
     y = run(operator, 3, (P("t"), P()), P("t"), x, s)
     np.testing.assert_allclose(y, np.tile(x * s, (3, 1)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("produced", [False, True])
+def test_a_last_rank_with_less_than_the_others(produced: bool) -> None:
+    """Rank 1 has 2 rows in arrays of 4."""
+    plan = all_gather_swizzle(2, (6, 4), dtype="float32", shards=(4, 2), produced=produced)
+    kernel = own_kernels.scale(4 if produced else 6, 4)
+    bound = {"x": "out" if produced else "x"}
+    operator = fuse(kernel, plan, bound, axis_name="t", backend="xla")
+    x = random(8, 4)
+    y = run(operator, 2, (P("t"), P()), P("t"), x, jnp.full((kernel.out_shape[0].shape[0], 1), 2.0))
+    np.testing.assert_array_equal(y, np.tile(2 * x[:6], (2, 1)))
+
+
+def test_operands_that_tiles_take_whole() -> None:
+    def body(x: jax.Ref, a: jax.Ref, b: jax.Ref, c: jax.Ref, out: jax.Ref) -> None:
+        out[...] = x[...] + a[...] * b[...]
+        pltpu.sync_copy(c, out.at[pl.ds(0, 1)])
+
+    rows, given = pl.BlockSpec((2, 4), lambda i: (i, 0)), jax.ShapeDtypeStruct((4, 4), "float32")
+    whole = pl.BlockSpec(), pl.BlockSpec((1, 4), None), pl.BlockSpec(memory_space=pl.ANY)
+    kernel = PallasKernel(body, 2, ("x", "a", "b", "c"), ("out",), (rows, *whole), rows, given)
+    plan = own_kernels.gather_plan(2, t=(4, 4))
+    operator = fuse(kernel, plan, {"t": "x"}, axis_name="t", backend="remote_dma")
+    x, (a, b, c) = random(4, 4), random(3, 1, 4)
+    y = run(operator, 2, (P("t"), P(), P(), P()), P("t"), x, a, b, c)
+    wanted = (x + a * b).at[::2].set(c)
+    np.testing.assert_allclose(y, np.tile(wanted, (2, 1)), rtol=1e-6)
 
 
 @each_backend
@@ -160,11 +192,13 @@ def test_arguments_of_other_kinds() -> None:
         with refused(f"compile: order needs one of natural, grouped, snake, found {value!r}"):
             fuse(kernel, plan, {"t": "x"}, axis_name="t", order=value)
     for name in ("split", "split_axis"):
-        for value in (None, 1.5, "1", [1]):
+        for value in (None, 1.5, "1", [1], True):
             with refused(f"compile: {name} must be an integer, found {value!r}"):
                 fuse(kernel, plan, {"t": "x"}, axis_name="t", **{name: value})
     with refused("compile: split must be in 1..2147483647, found 0"):
         fuse(kernel, plan, {"t": "x"}, axis_name="t", split=0)
+    with refused("compile: split_axis must be in 0..2147483647, found -1"):
+        fuse(kernel, plan, {"t": "x"}, axis_name="t", split=2, split_axis=-1)
     for wrong in (
         None, {"t": 3}, {"t": ("x", 1)}, {"t": ("x", (0,), 1)}, {"t": ("x", ("a", 0))},
         {"t": ("x", (0.0, 1.0))}, {3: "x"}, {"t": (3, (0, 1))},
@@ -232,6 +266,42 @@ def test_results_of_another_type_than_the_plan() -> None:
         "bfloat16; make the plan with dtype='bfloat16'"
     ):
         fuse(kernel, plan, {"x": "x", "y": "out"}, axis_name="t")
+
+
+def test_a_result_of_another_shape_than_tiles_produce_for_the_plan() -> None:
+    """The kernel would write outside of the buffer that the plan gives it."""
+    gathered = functools.partial(all_gather_swizzle, 2, dtype="float32", produced=True)
+    for plan, tensor, produced in (
+        (gathered((8, 4)), "x", "(4, 4)"),  # a rank's shard, not the tensor
+        (gathered((32, 4)), "x", "(16, 4)"),
+        (own_kernels.gather_and_scatter_plan(2, (4, 3), (4, 4)), "y", "(4, 4)"),
+    ):
+        wanted = (
+            f"of tensor {tensor} {plan.tensor(tensor).shape} the tiles of a rank produce "
+            f"{produced}, but result out of kernel scale is (8, 4); make the plan such that the "
+            f"tiles of a rank produce (8, 4), or bind another tensor"
+        )
+        for backend in ("xla", "remote_dma"):
+            with refused(wanted):
+                fuse(own_kernels.scale(8, 4), plan, {tensor: "out"}, axis_name="t", backend=backend)
+    fused = fuse(own_kernels.scale(8, 4), gathered((16, 4)), {"x": "out"}, axis_name="t")
+    assert [out.shape for out in fused.result_types()] == [(16, 4)]
+    uneven = gathered((12, 4), shards=(8, 4))
+    assert fuse(own_kernels.scale(8, 4), uneven, {"x": "out"}, axis_name="t").result_types()
+
+
+def test_a_result_bound_to_a_tensor_that_ranks_start_with() -> None:
+    """Nothing would bring the kernel's tiles into it."""
+    for plan in (
+        all_gather_swizzle(2, (8, 4), dtype="float32"),
+        broadcast(2, (8, 4), dtype="float32"),
+    ):
+        with refused(
+            f"plan {plan.name}: rank 0 starts with x{plan.initial[0].box}, but the axis map binds "
+            f"x to result out of kernel scale, which could not hold it; bind it to an operand, or "
+            f"use a plan in which tiles produce x"
+        ):
+            fuse(own_kernels.scale(8, 4), plan, {"x": "out"}, axis_name="t")
 
 
 def test_a_plan_that_does_not_verify() -> None:

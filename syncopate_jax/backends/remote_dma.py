@@ -144,6 +144,8 @@ class _Kernel:
         """``spec`` following the schedule's order instead of the grid's."""
 
         local: Any = spec.index_map
+        if local is None:  # all of the array, whatever the grid
+            return spec
 
         def index_map(tile: jax.Array, step: jax.Array, table: jax.Ref) -> Any:
             return local(*self._grid_indices(table, tile, step))

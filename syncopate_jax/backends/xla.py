@@ -140,13 +140,24 @@ class _Run:
         }
         for name, (x, held, whole) in given.items():
             at = jnp.asarray(held.lo - whole.lo)[rank]
-            empty = jnp.zeros(whole.shape, x.dtype)
-            buffers[name], arrays[name] = whole, lax.dynamic_update_slice(empty, x, at)
+            room = jnp.zeros(np.add(whole.shape, _beyond(held, whole)), x.dtype)
+            x = lax.dynamic_update_slice(room, x, at)[tuple(map(slice, whole.shape))]
+            buffers[name], arrays[name] = whole, x
         return stepwise.run(self.plan, buffers, arrays, self.work.axis_names)
 
     def _cut(self, x: jax.Array, whole: Buffer, part: Buffer) -> jax.Array:
         at = jnp.asarray(part.lo - whole.lo)[lax.axis_index(self.work.axis_names)]
+        x = jnp.pad(x, [(0, n) for n in _beyond(part, whole)])
         return lax.dynamic_slice(x, at, part.shape)
+
+
+def _beyond(part: Buffer, whole: Buffer) -> list[int]:
+    """How far ``part`` reaches beyond ``whole`` on a rank that holds less than ``part``'s shape.
+
+    A slice there needs the room: JAX would shift it back, onto other elements.
+    """
+    ends = (part.lo - whole.lo + part.shape).max(axis=0)
+    return [max(int(end) - extent, 0) for end, extent in zip(ends, whole.shape, strict=True)]
 
 
 def _around(a: Buffer, b: Buffer) -> Buffer:

@@ -14,6 +14,8 @@ MAX_EXTENT = 2**31 - 1  # columns are int32
 def integer(where: str, what: str, value: Any, least: int) -> int:
     """``value`` as an int of at least ``least`` that fits the columns; else raises InputError."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         found = operator.index(value)
     except TypeError:
         raise InputError(f"{where}: {what} must be an integer, found {value!r}") from None

@@ -27,22 +27,34 @@ def block_shape(spec: pl.BlockSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
     return _sizes(spec.block_shape)
 
 
-def block_indices(spec: pl.BlockSpec, grid: tuple[int, ...], name: str, ndim: int = 0) -> Array:
+def block_indices(spec: pl.BlockSpec, grid: tuple[int, ...], where: str, ndim: int = 0) -> Array:
     """Block index at every grid point: int64 [*grid, dims]; ``ndim`` dims if it has no map.
 
-    Raises InputError for an index map that reads anything but the grid indices.
+    ``where`` names kernel and array. Raises InputError for an index map that reads anything but the
+    grid indices, or gives something else than integers.
     """
     if spec.index_map is None:
         return np.zeros((*grid, ndim), np.int64)
-    with jax.ensure_compile_time_eval():
-        index = spec.index_map(*np.indices(grid))
     try:
-        parts = [np.broadcast_to(np.asarray(part, np.int64), grid) for part in index]
+        with jax.ensure_compile_time_eval():
+            index = spec.index_map(*np.indices(grid))
+    except Exception as error:  # it is the user's function
+        raise _unfit(where, f"raises {type(error).__name__}: {error}") from error
+    try:
+        parts = [np.broadcast_to(np.asarray(part), grid) for part in index]
+        fits = all(np.issubdtype(part.dtype, np.integer) for part in parts)
     except (TypeError, ValueError, jax.errors.TracerArrayConversionError) as error:
-        raise InputError(
-            f"{name}: an index map must be a function of the grid indices alone; got {index!r}"
-        ) from error
-    return np.stack(parts, axis=-1) if parts else np.zeros((*grid, 0), np.int64)
+        raise _unfit(where, f"gives {index!r}") from error
+    if not fits:  # Pallas refuses fractions; cut to integers they would name other blocks
+        raise _unfit(where, f"gives {index!r}")
+    return np.stack(parts, axis=-1).astype(np.int64) if parts else np.zeros((*grid, 0), np.int64)
+
+
+def _unfit(where: str, found: str) -> InputError:
+    return InputError(
+        f"{where}: an index map must be a function of the grid indices alone that gives integers "
+        f"for arrays of them; this one {found}"
+    )
 
 
 def check_spec(where: str, spec: Any, grid: tuple[int, ...]) -> None:
@@ -51,8 +63,17 @@ def check_spec(where: str, spec: Any, grid: tuple[int, ...]) -> None:
         raise InputError(
             f"{where} needs a pl.BlockSpec, found {spec!r}; pl.BlockSpec() takes all of an array"
         )
-    if spec.block_shape is not None and not all(size > 0 for size in _sizes(spec.block_shape)):
-        raise InputError(f"{where} needs blocks of at least 1 element, found {spec.block_shape}")
+    if spec.block_shape is not None:
+        if not isinstance(spec.block_shape, Sequence):
+            raise InputError(f"{where} needs a tuple as block shape, found {spec.block_shape!r}")
+        try:
+            sizes = _sizes(spec.block_shape)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        if not all(size > 0 for size in sizes):
+            raise InputError(
+                f"{where} needs blocks of at least 1 element, found {spec.block_shape}"
+            )
     if spec.index_map is not None and not takes(spec.index_map, len(grid)):
         raise InputError(
             f"{where} has an index map that does not take the {len(grid)} indices of grid {grid}"
@@ -91,7 +112,7 @@ def check_written(
     if not total:
         return
     steps = tuple(slice(0, 1) if a in reduction else slice(None) for a in range(len(grid)))
-    tiles = block_indices(spec, grid, kernel, len(shape))[steps]
+    tiles = block_indices(spec, grid, f"{kernel}: {name}", len(shape))[steps]
     strides = [math.prod(counts[d + 1 :]) for d in range(len(counts))]
     numbers = (tiles @ np.array(strides, np.int64)).reshape(-1)
     order = np.argsort(numbers, kind="stable")

@@ -94,7 +94,8 @@ class PallasKernel:
             if len(named) != len(found):
                 raise InputError(
                     f"{self.name}: {names} names {len(named)} arrays {named}, {what} has "
-                    f"{len(found)}; each array needs a name in {names} and one of {what}"
+                    f"{len(found)}; each array needs a name in {names} and one of {what}, found "
+                    f"{found}"
                 )
         for name, shape in zip(self.results, self.out_shape, strict=True):
             if not (hasattr(shape, "shape") and hasattr(shape, "dtype")):
@@ -102,6 +103,13 @@ class PallasKernel:
                     f"{self.name}: {name} needs a jax.ShapeDtypeStruct in out_shape, found "
                     f"{shape!r}"
                 )
+        if self.loop is not None and not hasattr(self.loop, "unsupported_reason"):
+            raise InputError(f"{self.name}: loop needs a LoopBody, found {self.loop!r}")
+        if self.triton is not None and not isinstance(self.triton, TritonBody):
+            raise InputError(
+                f"{self.name}: triton needs what triton_kernel makes of an annotated kernel, found "
+                f"{self.triton!r}"
+            )
         object.__setattr__(self, "grid", _grid(self.name, self.grid))
         named = (
             *zip(self.operands, self.in_specs, strict=True),
@@ -111,6 +119,12 @@ class PallasKernel:
             check_spec(f"{self.name}: {name}", spec, self.grid)
         if self.loop is None and self.triton is None:
             self._check_body()
+        for scratch in self.scratch_shapes:
+            if not hasattr(scratch, "get_ref_aval"):
+                raise InputError(
+                    f"{self.name}: scratch_shapes needs references such as pltpu.VMEM(shape, "
+                    f"dtype), found {scratch!r}"
+                )
         repeated = [*self.operands, *self.results]
         if len(set(repeated)) != len(repeated):
             raise InputError(f"{self.name}: operand and result names repeat: {repeated}")
@@ -166,7 +180,8 @@ class PallasKernel:
     @property
     def reduction_axes(self) -> tuple[int, ...]:
         """Grid axes on which no output's block depends."""
-        maps = [block_indices(spec, self.grid, self.name) for spec in self.out_specs]
+        named = zip(self.results, self.out_specs, strict=True)
+        maps = [block_indices(spec, self.grid, f"{self.name}: {name}") for name, spec in named]
         return tuple(a for a in range(len(self.grid)) if not any(_varies(m, a) for m in maps))
 
     def tile_space(self, shapes: Mapping[str, tuple[int, ...]]) -> TileSpace:
@@ -195,7 +210,7 @@ class PallasKernel:
             if write:
                 check_written(self.name, name, spec, shape, self.grid, reduction)
         axes = [Axis(n, count, 1) for n, count in zip(self.axis_names, self.grid, strict=True)]
-        followed = {name: self._follow(*entry) for name, entry in found.items()}
+        followed = {n: self._follow(n, spec, shape) for n, (spec, shape, _) in found.items()}
         for name, dims in followed.items():
             spec, shape, _ = found[name]
             for d, axis in enumerate(dims or ()):
@@ -230,7 +245,7 @@ class PallasKernel:
                 f"{self.name}: blocks of {name} have {len(block)} dimensions, its shape is {given}"
             )
         counts = [max(-(-extent // size), 1) for extent, size in zip(shape, block, strict=True)]
-        index = block_indices(spec, self.grid, self.name, len(shape))
+        index = block_indices(spec, self.grid, f"{self.name}: {name}", len(shape))
         if index.shape[-1] != len(shape):
             raise InputError(
                 f"{self.name}: the index map of {name} gives {index.shape[-1]} indices, its blocks "
@@ -247,10 +262,10 @@ class PallasKernel:
             )
 
     def _follow(
-        self, spec: pl.BlockSpec, shape: tuple[int, ...], _write: bool
+        self, name: str, spec: pl.BlockSpec, shape: tuple[int, ...]
     ) -> tuple[int | None, ...] | None:
         """Per dimension the grid axis it follows (None: taken whole); None if one follows none."""
-        index = block_indices(spec, self.grid, self.name, len(shape))
+        index = block_indices(spec, self.grid, f"{self.name}: {name}", len(shape))
         axes = np.indices(self.grid)
         dims: list[int | None] = []
         for d, (extent, block) in enumerate(zip(shape, block_shape(spec, shape), strict=True)):
@@ -280,7 +295,7 @@ class PallasKernel:
         ):
             names = tuple(None if a is None else axes[a].name for a in dims)
             return Access(name, shape, names, write)
-        index = block_indices(spec, self.grid, self.name, len(shape))
+        index = block_indices(spec, self.grid, f"{self.name}: {name}", len(shape))
         order = [i for i, axis in enumerate(space.axes) if not axis.reduction]
         order += [i for i, axis in enumerate(space.axes) if axis.reduction]
         index = index.transpose(*order, len(self.grid))

@@ -90,8 +90,35 @@ def test_index_maps_that_read_something_else() -> None:
     def traced(i: Any) -> Any:
         return jax.jit(lambda: 0)() + i, "first"
 
-    with refused("kernel: an index map must be a function of the grid indices alone; got "):
+    with refused(
+        "kernel: x: an index map must be a function of the grid indices alone that gives integers"
+    ):
         kernel(pl.BlockSpec((2, 4), traced)).read({"x": (4, 4)})
+
+
+@pytest.mark.parametrize(
+    ("index_map", "raised"),
+    [
+        (lambda i: (pl.program_id(0), 0), "AssertionError"),
+        (lambda i: (i + jax.lax.axis_index("t"), 0), "NameError"),
+        (lambda i: (i if i < 2 else 0, 0), "ValueError: The truth value of an array"),
+        (lambda i: {}["rows"], "KeyError: 'rows'"),
+        (5, "TypeError: 'int' object is not callable"),
+    ],
+)
+def test_index_maps_that_raise(index_map: Any, raised: str) -> None:
+    spec = pl.BlockSpec((2, 4), index_map)
+    said = "an index map must be a function of the grid indices alone that gives integers for"
+    with refused(f"kernel: x: {said} arrays of them; this one raises {raised}"):
+        kernel(spec).read({"x": (4, 4)})
+    with refused(f"kernel: out: {said} arrays of them; this one raises {raised}"):
+        kernel(ROWS, out_specs=(spec,)).read({})
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_index_maps_that_give_fractions(array: Any) -> None:
+    with refused(f"for arrays of them; this one gives ({array([0, 1]) / 2!r}, 0)"):
+        kernel(pl.BlockSpec((2, 4), lambda i: (array(i) / 2, 0))).read({"x": (4, 4)})
 
 
 @pytest.mark.parametrize("what", ["in_specs", "out_specs", "out_shape"])
@@ -137,10 +164,17 @@ def test_the_name_is_that_of_the_body() -> None:
         ({"results": ("y", 1)}, "results must be a tuple of names, found ('y', 1)"),
         ({"operands": 3}, "operands must be a tuple of names, found 3"),
         ({"operands": ()}, "operands names 0 arrays (), in_specs has 1; each array needs a name"),
+        ({"in_specs": pl.BlockSpec(8, lambda i: i)}, "x needs a tuple as block shape, found 8"),
+        ({"in_specs": pl.BlockSpec((8.0, 4))}, "x: block dimension 8.0 has no fixed grid of"),
+        ({"out_specs": pl.BlockSpec((2, pl.Element(4)))}, "y: block dimension Element("),
+        ({"in_specs": (5, 6)}, "operands names 1 arrays ('x',), in_specs has 2; each array needs a "
+         "name in operands and one of in_specs, found (5, 6)"),
+        ({"loop": 5}, "loop needs a LoopBody, found 5"),
+        ({"triton": 5}, "triton needs what triton_kernel makes of an annotated kernel, found 5"),
         ({"in_specs": 3}, "x needs a pl.BlockSpec, found 3"),
         ({"out_shape": 3}, "y needs a jax.ShapeDtypeStruct in out_shape, found 3"),
     ],
-)
+)  # fmt: skip
 def test_arguments_that_are_something_else(changes: dict[str, Any], message: str) -> None:
     with refused(f"copy_rows: {message}"):
         PallasKernel(copy_rows, **(BARE | changes))
@@ -206,6 +240,10 @@ def test_grids_as_pallas_takes_them(grid: Any) -> None:
         (
             {"body": lambda x: None, "has_addend": True},
             "body must be a function of 2 references, one for each of x, out and addend by name",
+        ),
+        (
+            {"body": lambda x, y, z: None, "scratch_shapes": (3,)},
+            "kernel: scratch_shapes needs references such as pltpu.VMEM(shape, dtype), found 3",
         ),
         (
             {"body": lambda x, y: None, "scratch_shapes": (jax.ShapeDtypeStruct((1,), "int8"),)},
