@@ -249,11 +249,12 @@ def test_results_of_another_number_of_dimensions() -> None:
         fuse(kernel, plan, {"y": "out"}, axis_name="t")
 
 
-def test_a_transposed_binding_needs_another_backend() -> None:
+@pytest.mark.parametrize("backend", ["remote_dma", "xla"])
+def test_a_transposed_binding_is_refused(backend: str) -> None:
     kernel, plan = own_kernels.scale(4, 4), own_kernels.gather_plan(2, t=(4, 4))
-    with refused("remote_dma: tensor t is bound with dims (1, 0); a remote copy keeps the order",
-                 UnsupportedError):  # fmt: skip
-        fuse(kernel, plan, {"t": ("x", (1, 0))}, axis_name="t", backend="remote_dma")
+    words = f"{backend}: tensor t is bound with dims (1, 0); a copy keeps the order of dimensions"
+    with refused(words, UnsupportedError):
+        fuse(kernel, plan, {"t": ("x", (1, 0))}, axis_name="t", backend=backend)
 
 
 def test_results_of_another_type_than_the_plan() -> None:

@@ -101,12 +101,7 @@ class _LayoutMaker:
                 f"remote_dma: plan {name} adds partial results in the epilogue, but kernel "
                 f"{self.kernel.name} takes no addend; give it has_addend=True"
             )
-        for b in self.work.axis_map.bindings:
-            if b.dims and b.dims != tuple(range(len(b.dims))):
-                raise UnsupportedError(
-                    f"remote_dma: tensor {b.tensor} is bound with dims {b.dims}; a remote copy "
-                    f"keeps the order of dimensions: give the plan the operand's order"
-                )
+        self.work.axis_map.require_in_order()
 
     # --- buffers -----------------------------------------------------------------------------
 

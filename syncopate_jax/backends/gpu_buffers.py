@@ -115,13 +115,9 @@ def _cuts(work: Work) -> dict[str, tuple[int, int]]:
     specs = dict(zip(kernel.operands, kernel.in_specs, strict=True))
     specs |= dict(zip(kernel.results, kernel.out_specs, strict=True))
     found: dict[str, tuple[int, int]] = {}
+    work.axis_map.require_in_order()
     for binding in work.axis_map.bindings:
         ndim = len(plan.tensor(binding.tensor).shape)
-        if binding.dims and binding.dims != tuple(range(ndim)):
-            raise UnsupportedError(
-                f"tensor {binding.tensor} is bound with dims {binding.dims}; a copy keeps the "
-                f"order of dimensions: give the plan the operand's order"
-            )
         cut = cut_dimensions(specs[binding.operand])
         if len(cut) != 2 or cut[1] != ndim - 1:
             raise UnsupportedError(

@@ -136,13 +136,7 @@ class TritonMaker(TransferMaker):
 
     def _placed(self) -> Iterator[Placed]:
         """The buffers; Triton addresses any number of dimensions, so that none is cut."""
-        for binding in self.work.axis_map.bindings:
-            ndim = len(self.plan.tensor(binding.tensor).shape)
-            if binding.dims and binding.dims != tuple(range(ndim)):
-                raise UnsupportedError(
-                    f"tensor {binding.tensor} is bound with dims {binding.dims}; a copy keeps the "
-                    f"order of dimensions: give the plan the operand's order"
-                )
+        self.work.axis_map.require_in_order()
         for (tensor, kind), buffer in self.places.items.items():
             if kind in self.kinds:
                 shape = tuple(max(n, 1) for n in buffer.shape)

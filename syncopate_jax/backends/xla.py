@@ -75,6 +75,7 @@ class Xla:
         if target not in self.targets:
             return f"xla works with targets {', '.join(self.targets)}, not {target!r}"
         try:
+            work.axis_map.require_in_order()
             place_buffers(work.schedule.plan, work.axis_map, work.kernel.results)
             stepwise.rounds(work.schedule.plan)
         except SyncopateError as error:

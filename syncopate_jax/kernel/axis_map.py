@@ -11,7 +11,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from syncopate_jax.errors import InputError
+from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.access import AnyAccess
 
@@ -76,6 +76,15 @@ class AxisMap:
                 raise InputError(
                     f"axis map: dims {dims} of tensor {binding.tensor} {tensor.shape} must name "
                     f"each of the {operand_ndim} dimensions of operand {binding.operand} once"
+                )
+
+    def require_in_order(self) -> None:
+        """Raises UnsupportedError where a binding turns dimensions round: no backend does."""
+        for binding in self.bindings:
+            if binding.dims and binding.dims != tuple(range(len(binding.dims))):
+                raise UnsupportedError(
+                    f"tensor {binding.tensor} is bound with dims {binding.dims}; a copy keeps the "
+                    f"order of dimensions: give the plan the operand's order"
                 )
 
     @staticmethod

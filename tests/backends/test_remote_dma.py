@@ -113,7 +113,7 @@ def test_another_order_of_dimensions() -> None:
     work = gathering()
     turned = AxisMap((Binding("x", "x", (1, 0)),))
     assert_refused(
-        dataclasses.replace(work, axis_map=turned), "remote_dma: tensor x is bound with dims (1, 0)"
+        dataclasses.replace(work, axis_map=turned), "tensor x is bound with dims (1, 0)"
     )
 
 
