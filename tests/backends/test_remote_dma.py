@@ -112,9 +112,7 @@ def test_kernels_without_an_addend() -> None:
 def test_another_order_of_dimensions() -> None:
     work = gathering()
     turned = AxisMap((Binding("x", "x", (1, 0)),))
-    assert_refused(
-        dataclasses.replace(work, axis_map=turned), "tensor x is bound with dims (1, 0)"
-    )
+    assert_refused(dataclasses.replace(work, axis_map=turned), "tensor x is bound with dims (1, 0)")
 
 
 def test_tiles_that_straddle_chunks() -> None:
