@@ -203,12 +203,15 @@ class MovingLayout(Layout):
 class ReducingLayout(Layout):
     """Partial results are added up in the results, or else in scratch; other data is only read.
 
-    A contribution is never overwritten, except where it is the result as well.
+    A contribution is never overwritten, except where it is the result as well. Where some of a
+    member's result is added up together with what is not, all of it is in scratch, and is copied at
+    the end.
     """
 
     scratch: str
     ops: tuple[P2P, ...]
     sums: tuple[dict[Box, None], ...] = field(init=False, repr=False)
+    apart: tuple[bool, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         sums: tuple[dict[Box, None], ...] = tuple({} for _ in self.parts)
@@ -220,6 +223,11 @@ class ReducingLayout(Layout):
             if part.kind == "reduce_scatter" and own.size and not sums[place]:
                 sums[place][own] = None  # a group of one: the result is the contribution
         object.__setattr__(self, "sums", sums)
+        apart = tuple(
+            any(own.intersect(box) and not own.contains(box) for box in boxes)
+            for own, boxes in zip(map(self._own, range(len(self.parts))), sums, strict=True)
+        )
+        object.__setattr__(self, "apart", apart)
 
     @property
     def scratch_shape(self) -> tuple[int, ...] | None:
@@ -244,16 +252,17 @@ class ReducingLayout(Layout):
         return self._sum(place, box)
 
     def copies(self) -> list[Copy]:
-        return [
-            Copy(
-                place,
-                _at(self.parts[place].src, box, (0,) * box.ndim),
-                self._sum(place, box),
-                True,
-            )
-            for place, boxes in enumerate(self.sums)
-            for box in boxes
-        ]
+        found = []
+        for place, boxes in enumerate(self.sums):
+            part = self.parts[place]
+            for box in boxes:
+                if not any(other != box and other.contains(box) for other in boxes):
+                    source = _at(part.src, box, (0,) * box.ndim)
+                    found.append(Copy(place, source, self._sum(place, box), True))
+            if self.apart[place]:
+                own = self._own(place)
+                found.append(Copy(place, self._sum(place, own), _at(part.dst, own, own.lo), False))
+        return found
 
     def _sum(self, place: int, box: Box) -> Chunk:
         """Where the member adds up ``box``."""
@@ -261,7 +270,9 @@ class ReducingLayout(Layout):
         if part.kind == "all_reduce":
             return _at(part.dst, box, (0,) * box.ndim)
         own = self._own(place)
-        return _at(part.dst, box, own.lo) if own.contains(box) else Chunk(self.scratch, box)
+        if own.contains(box) and not self.apart[place]:
+            return _at(part.dst, box, own.lo)
+        return Chunk(self.scratch, box)
 
     def _own(self, place: int) -> Box:
         part = self.parts[place]

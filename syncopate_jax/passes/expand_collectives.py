@@ -307,12 +307,23 @@ class _Group:
             self._file(new, place, (op.src_rank, op.dst_rank))
         for copy in copies:
             if not copy.first:
-                self._copy(copy)
+                rank = self.parts[copy.place].rank
+                before = [
+                    one
+                    for one in (*made.values(), *seeds[copy.place])
+                    if isinstance(one.op, P2P)
+                    and (
+                        (one.op.dst_rank == rank and one.op.dst.meets(copy.src))
+                        or (one.op.src_rank == rank and one.op.src.meets(copy.dst))
+                    )
+                ]
+                self._copy(copy, before)
 
-    def _copy(self, copy: Copy) -> _New:
+    def _copy(self, copy: Copy, after: Sequence[_New] = ()) -> _New:
         rank, channel = self.parts[copy.place].rank, self.parts[0].channel
         op = P2P(rank, rank, rank, copy.src, copy.dst, channel=channel, origin=self.origin)
         new = _New(op)
+        new.after += after
         self._wait(new, ((copy.place, copy.src, False), (copy.place, copy.dst, True)))
         self._file(new, copy.place, (copy.place,))
         return new

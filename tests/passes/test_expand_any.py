@@ -101,6 +101,15 @@ def test_does_the_same_or_is_refused(seeds: range) -> None:
     assert {"right", "refused"} <= set(found)
 
 
+@pytest.mark.parametrize("produced", [True, False])
+def test_sums_of_a_result_and_of_what_is_not_are_kept_apart(produced: bool) -> None:
+    """Synthesis halves what 8 nodes of one rank add up: sums of half the data hold the result."""
+    plan = collective(8, (32, 2), kind="reduce_scatter", produced=produced)
+    expanded = expand_collectives(plan, "synthesis", None, presets.nodes(8, 1))
+    assert expanded.goals == plan.goals
+    assert_sound(expanded)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 5000, 1000))
 def test_many_do_the_same_or_are_refused(first: int) -> None:
