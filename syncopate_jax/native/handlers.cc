@@ -784,14 +784,18 @@ void CopyInMemory(const Copy& c, const void* source, const Call& call) {
 
 // XLA runs what is independent at once, on few threads. A handler that waits for its peers does so on
 // a thread of its own, or theirs would find none.
-ffi::Future Ended(ffi::Error error) {
-  ffi::Promise promise;
-  ffi::Future future(promise);
+void Complete(ffi::Promise& promise, ffi::Error error) {
   if (error.failure()) {
     promise.SetError(std::move(error));
   } else {
     promise.SetAvailable();
   }
+}
+
+ffi::Future Ended(ffi::Error error) {
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  Complete(promise, std::move(error));
   return future;
 }
 
@@ -802,11 +806,7 @@ ffi::Future Beside(Body body) {
   std::thread([promise = std::move(promise), held = std::optional<Body>(std::move(body))]() mutable {
     ffi::Error error = (*held)();
     held.reset();  // what it holds ends before the call does
-    if (error.failure()) {
-      promise.SetError(std::move(error));
-    } else {
-      promise.SetAvailable();
-    }
+    Complete(promise, std::move(error));
   }).detach();
   return future;
 }
