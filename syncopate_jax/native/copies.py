@@ -17,11 +17,6 @@ from syncopate_jax.native import build
 
 LIMIT_MS = 30_000
 """Milliseconds that a rank waits for the others before the call ends in an error."""
-MARK = 0xFFA5FF5A
-"""What memory is filled with whose data is watched for: as float32, or as two of bfloat16 or of
-float16, a NaN is in it."""
-WORD = 16  # bytes that are watched for at a time
-REGION_FIELDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +63,6 @@ class Call:
       far: arrays that the kernels of other ranks touch: operand i, or result i as -1 - i, the flags
         counting as the last one. The last buffer then gets their addresses on all ranks, int32
         [arrays * ranks, 2], array by array; and ``join`` waits for the kernels of all ranks.
-      watched: on a GPU, no flag is written behind a copy: one follows on the other without a
-        pause. The results are filled with ``MARK`` before, and the kernel looks for what has come;
-        behind the last copy, the flag of ``ended_slot`` is written. For one rank, and copies of
-        lane 1 into one result, each with a slot.
     """
 
     name: str
@@ -81,24 +72,11 @@ class Call:
     joined: bool = True
     limit_ms: int = LIMIT_MS
     far: tuple[int, ...] = ()
-    watched: bool = False
 
     @property
     def table(self) -> np.ndarray:
         """The copies as the handler takes them, one after the other."""
         return np.array([astuple(copy) for copy in self.copies], np.int64).reshape(-1)
-
-    @property
-    def regions(self) -> np.ndarray:
-        """int32 [copies, 3]: in words, where in the result each copy's data comes and how much it
-        is; and its slot."""
-        rows = [(c.dst_offset // WORD, c.width // WORD, c.slot) for c in self.copies]
-        return np.array(rows, np.int32).reshape(-1, REGION_FIELDS)
-
-    @property
-    def watchable(self) -> bool:
-        """Whether the data of every copy is whole words that lie together."""
-        return all(c.rows == 1 and (c.dst_offset | c.width) % WORD == 0 for c in self.copies)
 
     def wanted(self) -> np.ndarray:
         """[ranks, slots] the last value that each flag gets."""
@@ -108,11 +86,6 @@ class Call:
                 at = copy.dst_rank, copy.slot
                 found[at] = max(found[at], copy.value)
         return found
-
-
-def ended_slot(slots: int) -> int:
-    """Where, of the flags of watched copies, the one is that says that all have ended."""
-    return 2 * slots
 
 
 def place(axis_names: Sequence[str]) -> jax.Array:
@@ -144,12 +117,10 @@ def start(
 
     Returns:
       The buffers, and flags int32 [slots + 2], zero until their chunk has arrived; behind them the
-      place, so that one small kernel ahead of the handler makes both. Where copies are watched,
-      a counter for each flag and the last copy's lie in between.
+      place, so that one small kernel ahead of the handler makes both.
     """
     build.load()
-    slots = ended_slot(call.slots) + 1 if call.watched else call.slots
-    zeros = jnp.concatenate([jnp.zeros(slots, jnp.int32), place])
+    zeros = jnp.concatenate([jnp.zeros(call.slots, jnp.int32), place])
     flags = jax.ShapeDtypeStruct(zeros.shape, zeros.dtype)
     *buffers, flags_out = jax.ffi.ffi_call(
         "syncopate_start",
@@ -163,7 +134,6 @@ def start(
         ranks=np.int64(call.ranks),
         limit_ms=np.int64(call.limit_ms),
         joined=call.joined,
-        watched=call.watched,
         table=call.table,
         far=np.array(call.far, np.int64),
     )

@@ -1,16 +1,19 @@
 // XLA FFI handlers of the copy engine: chunks move beside a kernel, which waits for a flag a chunk.
 //
 //   start   takes zeroed flags, meets the handlers of the other devices of the process to exchange
-//           addresses, and begins the copies into this device, each with a flag behind it, or into
-//           memory where the kernel watches for them; then the kernel runs beside them
+//           addresses, and begins the copies into this device, each with a flag behind it; then the
+//           kernel runs beside them
 //   wait    CPU only, in the kernel's place: returns once the flags have the wanted counts
 //   join    after the kernel: what the peers copy from this device stays alive until they are done
 //
-// All copies into a device are issued by its own handler (pulls), in the order of a table. On the CPU
+// All copies into a device are issued by its own handler (pulls), in the order of a table. On CUDA
+// the driver is opened at run time, so that this file needs no CUDA header and no nvcc; on the CPU
 // the same protocol runs with memcpy on a thread, so that it can be tested without a GPU.
 //
 // A call site is one custom call of one executable. Its state, made when the executable is loaded,
 // is shared by all devices of the process and holds the table, events and meetings.
+
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <atomic>
@@ -30,14 +33,99 @@
 #include <utility>
 #include <vector>
 
-#include "cuda_driver.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
 
+namespace ffi = xla::ffi;
 using Clock = std::chrono::steady_clock;
 
-// ---- What the calls of a device share ------------------------------------------------------------
+// ---- The CUDA driver, opened at run time --------------------------------------------------------
+
+using CUresult = int;
+using CUstream = void*;
+using CUevent = void*;
+using CUdeviceptr = unsigned long long;
+
+constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2;
+constexpr unsigned kMemoryTypeHost = 1, kMemoryTypeUnified = 4;
+constexpr int kAttributeMemoryType = 2;
+
+// The driver's CUDA_MEMCPY2D (version 2).
+struct Memcpy2D {
+  size_t src_x = 0, src_y = 0;
+  unsigned src_type = kMemoryTypeUnified;
+  const void* src_host = nullptr;
+  CUdeviceptr src = 0;
+  void* src_array = nullptr;
+  size_t src_pitch = 0;
+  size_t dst_x = 0, dst_y = 0;
+  unsigned dst_type = kMemoryTypeUnified;
+  void* dst_host = nullptr;
+  CUdeviceptr dst = 0;
+  void* dst_array = nullptr;
+  size_t dst_pitch = 0;
+  size_t width = 0, height = 0;
+};
+
+struct Driver {
+  CUresult (*GetErrorName)(CUresult, const char**);
+  CUresult (*StreamCreate)(CUstream*, unsigned);
+  CUresult (*StreamSynchronize)(CUstream);
+  CUresult (*StreamWaitEvent)(CUstream, CUevent, unsigned);
+  CUresult (*StreamWriteValue32)(CUstream, CUdeviceptr, uint32_t, unsigned);
+  CUresult (*EventCreate)(CUevent*, unsigned);
+  CUresult (*EventRecord)(CUevent, CUstream);
+  CUresult (*MemcpyAsync)(CUdeviceptr, CUdeviceptr, size_t, CUstream);
+  CUresult (*Memcpy2DAsync)(const Memcpy2D*, CUstream);
+  CUresult (*PointerGetAttribute)(void*, int, CUdeviceptr);
+  std::string missing;  // why the driver cannot be used; empty when it can
+
+  Driver() {
+    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+    if (library == nullptr) {
+      const char* why = dlerror();
+      missing = std::string("the CUDA driver could not be opened (") +
+                (why ? why : "libcuda.so.1") + "); install the NVIDIA driver";
+      return;
+    }
+    Find(library, "cuGetErrorName", GetErrorName);
+    Find(library, "cuStreamCreate", StreamCreate);
+    Find(library, "cuStreamSynchronize", StreamSynchronize);
+    Find(library, "cuStreamWaitEvent", StreamWaitEvent);
+    Find(library, "cuStreamWriteValue32_v2", StreamWriteValue32);
+    Find(library, "cuEventCreate", EventCreate);
+    Find(library, "cuEventRecord", EventRecord);
+    Find(library, "cuMemcpyAsync", MemcpyAsync);
+    Find(library, "cuMemcpy2DAsync_v2", Memcpy2DAsync);
+    Find(library, "cuPointerGetAttribute", PointerGetAttribute);
+  }
+
+  template <typename F>
+  void Find(void* library, const char* name, F& function) {
+    function = reinterpret_cast<F>(dlsym(library, name));
+    if (function == nullptr && missing.empty()) {
+      missing = std::string("the CUDA driver lacks ") + name + "; it needs to be of CUDA 12 or newer";
+    }
+  }
+
+  ffi::Error Failed(const std::string& site, const char* what, CUresult code) const {
+    const char* name = nullptr;
+    GetErrorName(code, &name);
+    return ffi::Error::Internal(site + ": " + what + " failed: " + (name ? name : "unknown") +
+                                " (" + std::to_string(code) + ")");
+  }
+};
+
+const Driver& TheDriver() {
+  static const Driver driver;
+  return driver;
+}
+
+#define RETURN_IF_FAILED(site, call)                                               \
+  if (CUresult code = cuda.call; code != 0) return cuda.Failed(site, #call, code)
+
+CUdeviceptr Address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
 // Streams and events outlive the executables that used them, and are used again.
 class Pool {
@@ -219,12 +307,11 @@ struct Seat {
   int64_t run = -1, call = 0;
   std::vector<CUstream> sides;   // of lane 1, 2, ...
   std::vector<CUevent> ready, done, passed;  // a ring each; passed: one a side stream but the first
-  std::vector<CUevent> filled;               // a ring; where copies are watched
   std::vector<int64_t> addresses[kRing];  // kept until they have been copied
   size_t next = 0;
 
   ~Seat() {
-    for (const std::vector<CUevent>* events : {&ready, &done, &passed, &filled}) {
+    for (const std::vector<CUevent>* events : {&ready, &done, &passed}) {
       for (CUevent event : *events) Pool::Of(ordinal).Return(event);
     }
   }
@@ -238,12 +325,6 @@ struct Seat {
   }
 };
 
-// Copies that are begun together, and the bytes of a result that they lie in.
-struct Piece {
-  std::vector<Copy> copies;
-  int64_t result = 0, begin = 0, end = 0;
-};
-
 struct Site {
   std::string name;
   size_t ranks = 0;
@@ -252,7 +333,6 @@ struct Site {
   std::vector<std::vector<Copy>> copies;  // by destination rank
   size_t sides = 0;                       // side streams in use
   std::vector<int64_t> far;               // operand i, or result i as -1 - i (the flags last)
-  std::vector<Piece> pieces;              // watched copies, in one or two parts; else none
   Meetings meetings;
   std::mutex mutex;
   std::map<int, std::unique_ptr<Seat>> seats;
@@ -313,67 +393,10 @@ const ffi::TypeInfo SiteState<platform>::info = ffi::MakeTypeInfo<SiteState<plat
 
 constexpr int kCpu = 0, kCuda = 1;
 
-int64_t End(const Copy& c) { return c.dst_offset + (c.rows - 1) * c.dst_pitch + c.width; }
-
-// Copies whose bytes follow on each other's, at both ends, as one: the engine has nothing to do from
-// one to the next.
-std::vector<Copy> Merged(const std::vector<Copy>& copies) {
-  std::vector<Copy> found;
-  for (const Copy& c : copies) {
-    Copy* last = found.empty() ? nullptr : &found.back();
-    if (last != nullptr && last->rows == 1 && c.rows == 1 && c.operand == last->operand &&
-        c.src_offset == last->src_offset + last->width && c.dst_offset == End(*last)) {
-      last->width += c.width;
-    } else {
-      found.push_back(c);
-    }
-  }
-  return found;
-}
-
-constexpr unsigned kMark = 0xffa5ff5a;  // copies.MARK
-constexpr int64_t kFirstShare = 16;  // of the bytes are the first part
-
-// Watched copies: where a first part of the memory can be told from the rest, the copies into it begin
-// while the rest is being filled with marks.
-ffi::Error AddPieces(Site& site) {
-  const std::vector<Copy>& copies = site.copies.front();
-  bool fits = site.ranks == 1 && site.sides == 1 && !copies.empty();
-  int64_t bytes = 0;
-  for (const Copy& c : copies) {
-    fits = fits && c.lane == 1 && c.slot >= 0 && c.result == copies.front().result;
-    bytes += c.width * c.rows;
-  }
-  if (!fits) {
-    return ffi::Error::InvalidArgument(
-        site.name + ": watched copies need one rank, lane 1, one result, and a slot each");
-  }
-  size_t first = 0;
-  for (int64_t sum = 0; first < copies.size() && sum * kFirstShare < bytes; ++first) {
-    sum += copies[first].width * copies[first].rows;
-  }
-  auto piece = [&](size_t begin, size_t end) {
-    const std::vector<Copy> part(copies.begin() + begin, copies.begin() + end);
-    Piece found{Merged(part), part.front().result, part.front().dst_offset, 0};
-    for (const Copy& c : part) {
-      found.begin = std::min(found.begin, c.dst_offset);
-      found.end = std::max(found.end, End(c));
-    }
-    return found;
-  };
-  site.pieces = {piece(0, copies.size())};
-  if (first < copies.size()) {
-    Piece one = piece(0, first), other = piece(first, copies.size());
-    if (one.end <= other.begin) site.pieces = {std::move(one), std::move(other)};
-  }
-  return ffi::Error::Success();
-}
-
 template <int platform>
 ffi::ErrorOr<std::unique_ptr<SiteState<platform>>> NewSite(std::string_view name,
                                                            int64_t ranks, int64_t limit_ms,
                                                            bool joined,
-                                                           bool watched,
                                                            ffi::Span<const int64_t> table,
                                                            ffi::Span<const int64_t> far) {
   auto site = std::make_shared<Site>();
@@ -406,9 +429,6 @@ ffi::ErrorOr<std::unique_ptr<SiteState<platform>>> NewSite(std::string_view name
     site->copies[copy.dst_rank].push_back(copy);
     site->sides = std::max(site->sides, static_cast<size_t>(copy.lane));
   }
-  if (watched) {
-    if (ffi::Error error = AddPieces(*site); error.failure()) return ffi::Unexpected(error);
-  }
   auto state = std::make_unique<SiteState<platform>>();
   state->site = std::move(site);
   return state;
@@ -417,8 +437,7 @@ ffi::ErrorOr<std::unique_ptr<SiteState<platform>>> NewSite(std::string_view name
 // ---- Operands and results -----------------------------------------------------------------------
 
 // start(flags, sources...) -> (buffers..., flags): flags are int32, zeros, and behind them the group
-// and rank of this device; they come back in place, or where XLA keeps them, as a copy. Where copies
-// are watched, the last flag is the one that is written behind all of them.
+// and rank of this device; they come back in place, or where XLA keeps them, as a copy.
 constexpr size_t kPlace = 2;
 
 struct Call {
@@ -573,8 +592,7 @@ ffi::Error NewSeat(const Site& site, const Call& call, CUstream stream, Seat* se
   }
   const size_t others = site.sides > 0 ? site.sides - 1 : 0;
   for (auto [events, count] : {std::pair(&seat->ready, kRing), std::pair(&seat->done, kRing),
-                               std::pair(&seat->passed, kRing * others),
-                               std::pair(&seat->filled, kRing * !site.pieces.empty())}) {
+                               std::pair(&seat->passed, kRing * others)}) {
     while (events->size() < count) {
       CUevent event = nullptr;
       if (CUresult code = pool.Take(&event)) return cuda.Failed(site.name, "EventCreate", code);
@@ -585,7 +603,7 @@ ffi::Error NewSeat(const Site& site, const Call& call, CUstream stream, Seat* se
 }
 
 ffi::Error CopyOnStream(const Site& site, const Copy& c, const void* source, const Call& call,
-                        CUstream stream, bool flagged = true) {
+                        CUstream stream) {
   const Driver& cuda = TheDriver();
   const CUdeviceptr src = Address(source) + c.src_offset;
   const CUdeviceptr dst = Address(call.buffers[c.result]) + c.dst_offset;
@@ -605,7 +623,7 @@ ffi::Error CopyOnStream(const Site& site, const Copy& c, const void* source, con
   // and a fence of system scope (none with CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER). Behind an event
   // on a stream without copies, the flag was seen to come only when the kernel that waits for it had
   // nothing else left to do.
-  if (flagged && c.slot >= 0) {
+  if (c.slot >= 0) {
     RETURN_IF_FAILED(site.name, StreamWriteValue32(stream, Address(call.flags + c.slot),
                                                    static_cast<uint32_t>(c.value), 0));
   }
@@ -644,47 +662,6 @@ ffi::Error FindSeat(Site& site, const Call& call, int ordinal, CUstream stream, 
   return ffi::Error::Success();
 }
 
-// Copies that the kernel watches for. All memory holds marks before the kernel begins, and a part of
-// it before the copies into that do. The marks are filled in on the kernel's own stream: what fills is
-// a kernel, which may find no place beside one that fills the device.
-ffi::Error StartWatched(const Site& site, const Seat& seat, const Call& call, CUstream stream) {
-  const Driver& cuda = TheDriver();
-  const CUstream side = seat.sides.front();
-  for (const Piece& piece : site.pieces) {
-    const bool last = &piece == &site.pieces.back();
-    const CUevent event = (last ? seat.filled : seat.ready)[seat.next];
-    RETURN_IF_FAILED(site.name,
-                     MemsetD32Async(Address(call.buffers[piece.result]) + piece.begin, kMark,
-                                    (piece.end - piece.begin) / sizeof(kMark), stream));
-    RETURN_IF_FAILED(site.name, EventRecord(event, stream));
-    RETURN_IF_FAILED(site.name, StreamWaitEvent(side, event, 0));
-    for (const Copy& c : piece.copies) {
-      ffi::Error error = CopyOnStream(site, c, call.sources[c.operand], call, side, false);
-      if (error.failure()) return error;
-    }
-  }
-  const int32_t* ended = call.flags + call.slots - 1;
-  RETURN_IF_FAILED(site.name, StreamWriteValue32(side, Address(ended), 1, 0));
-  return ffi::Error::Success();
-}
-
-// Leaves a start to its join.
-ffi::Error Begun(std::shared_ptr<Site> site, Seat* seat, const Key& key, const Call& call,
-                 CUstream stream) {
-  const Driver& cuda = TheDriver();
-  const CUevent done = seat->done[seat->next];
-  // The first side stream, or without one the kernel's own, is done when all of them are.
-  const CUstream last = seat->sides.empty() ? stream : seat->sides.front();
-  for (size_t lane = 1; lane < seat->sides.size(); ++lane) {
-    const CUevent passed = seat->passed[seat->next * (site->sides - 1) + lane - 1];
-    RETURN_IF_FAILED(site->name, EventRecord(passed, seat->sides[lane]));
-    RETURN_IF_FAILED(site->name, StreamWaitEvent(last, passed, 0));
-  }
-  RETURN_IF_FAILED(site->name, EventRecord(done, last));
-  TheLedger().Add(seat->ordinal, call.flags, Pending{std::move(site), seat, key, done, {}});
-  return ffi::Error::Success();
-}
-
 ffi::Error CudaStart(void* stream, ffi::RunId run, int32_t ordinal, CudaState* state,
                      ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Dictionary) {
   Timer timer(start_cost);
@@ -701,14 +678,10 @@ ffi::Error CudaStart(void* stream, ffi::RunId run, int32_t ordinal, CudaState* s
     return error;
   }
   const Key key = seat->Next(run.run_id, 0);
-  const CUevent ready = seat->ready[seat->next];
+  const CUevent ready = seat->ready[seat->next], done = seat->done[seat->next];
   if (call.flags != call.zeros) {
     RETURN_IF_FAILED(site.name, MemcpyAsync(Address(call.flags), Address(call.zeros),
                                             call.flag_bytes(), stream));
-  }
-  if (!site.pieces.empty()) {
-    if (ffi::Error error = StartWatched(site, *seat, call, stream); error.failure()) return error;
-    return site.joined ? Begun(state->site, seat, key, call, stream) : ffi::Error::Success();
   }
   RETURN_IF_FAILED(site.name, EventRecord(ready, stream));
 
@@ -750,7 +723,17 @@ ffi::Error CudaStart(void* stream, ffi::RunId run, int32_t ordinal, CudaState* s
     ffi::Error error = CopyOnStream(site, c, source, call, lane);
     if (error.failure()) return error;
   }
-  return site.joined ? Begun(state->site, seat, key, call, stream) : ffi::Error::Success();
+  if (!site.joined) return ffi::Error::Success();
+  // The first side stream, or without one the kernel's own, is done when all of them are.
+  const CUstream last = seat->sides.empty() ? stream : seat->sides.front();
+  for (size_t lane = 1; lane < seat->sides.size(); ++lane) {
+    const CUevent passed = seat->passed[seat->next * (site.sides - 1) + lane - 1];
+    RETURN_IF_FAILED(site.name, EventRecord(passed, seat->sides[lane]));
+    RETURN_IF_FAILED(site.name, StreamWaitEvent(last, passed, 0));
+  }
+  RETURN_IF_FAILED(site.name, EventRecord(done, last));
+  TheLedger().Add(ordinal, call.flags, Pending{state->site, seat, key, done, {}});
+  return ffi::Error::Success();
 }
 
 // join(flags, results..., kept...) -> results
@@ -966,7 +949,6 @@ auto SiteAttributes() {
       .Attr<int64_t>("ranks")
       .Attr<int64_t>("limit_ms")
       .Attr<bool>("joined")
-      .Attr<bool>("watched")
       .Attr<ffi::Span<const int64_t>>("table")
       .Attr<ffi::Span<const int64_t>>("far");
 }

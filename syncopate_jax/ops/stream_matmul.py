@@ -5,17 +5,14 @@ or by CTAs of the launch that only communicate; the kernel computes the tiles of
 flag is up, or each part of its tiles, in the order of the chunks. The operand never waits in device
 memory as a whole before the product begins, as it does with weight or activation offloading by
 ``jax.device_put``.
-
-A copy engine that writes a flag behind each chunk pauses microseconds in between. So where it can
-be the operand is one copy, and a few CTAs watch it come in: see ``stream_watchers``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -29,7 +26,7 @@ from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.arguments import integer
 from syncopate_jax.kernel.tiles import fewest_workers
 from syncopate_jax.native import build, copies
-from syncopate_jax.ops import stream_readers, stream_watchers
+from syncopate_jax.ops import stream_readers
 from syncopate_jax.ops.operands import check_arrays, result_dtype
 from syncopate_jax.ops.stream_chunks import Pace, Rates, chunk_bounds
 from syncopate_jax.ops.stream_readers import Readers
@@ -40,8 +37,6 @@ from syncopate_jax.runtime import custom_call, device
 NAME = "stream_matmul"
 BACKENDS = ("copy_engine", "tma_dedicated")
 READ = Rates(link=50.9e9, gap=0.0)  # the link, read by 2 to 8 CTAs of an H200 in boxes of 8 KB
-WATCHED = Rates(link=53.5e9, gap=0.0)  # the link, by one copy beside a product
-WATCHERS = 4  # CTAs; two do not keep up with the link
 
 
 def stream_matmul(
@@ -57,7 +52,6 @@ def stream_matmul(
     rates: Rates | None = None,
     backend: str | None = None,
     readers: Readers | None = None,
-    watchers: int | None = None,
 ) -> jax.Array:
     """``x @ w`` where ``x`` or ``w`` lives in pinned host memory (paper section 5.2).
 
@@ -82,9 +76,6 @@ def stream_matmul(
         if its handlers cannot be compiled or ``readers`` are given. CTAs are faster where a weight
         [K, N] is streamed, whose bands the copy engine copies row by row.
       readers: those CTAs; default ``Readers()``.
-      watchers: CTAs that look for what the copy engine has brought, on multiprocessors that the
-        product leaves them; 0: the engine writes a flag behind each chunk instead. By default 4
-        where rows of the chunks are multiples of 16 bytes, else 0.
 
     Returns:
       [M, N] in device memory.
@@ -109,9 +100,6 @@ def stream_matmul(
         raise InputError(f"{NAME}: readers needs Readers or None, found {readers!r}")
     if readers is not None and backend != "tma_dedicated":
         raise InputError(f"{NAME}: readers are of backend 'tma_dedicated', found {backend!r}")
-    if watchers and backend != "copy_engine":
-        raise InputError(f"{NAME}: watchers are of backend 'copy_engine', found {backend!r}")
-    watchers = None if watchers is None else integer(NAME, "watchers", watchers, 0)
     out = result_dtype(NAME, preferred_element_type, x, w)
     chunks = None if chunks is None else integer(NAME, "chunks", chunks, 1)
     if not isinstance(rates, Rates | None):
@@ -119,7 +107,8 @@ def stream_matmul(
     num_sms = None if num_sms is None else integer(NAME, "num_sms", num_sms, 1)
     config = _config(target, config, x.dtype, out)
     by = (readers or Readers()) if backend == "tma_dedicated" else None
-    how = _How(side, w_transposed, chunks, rates, out, config, num_sms, target, by, watchers)
+    rates = rates or (Rates() if by is None else READ)
+    how = _How(side, w_transposed, chunks, rates, out, config, num_sms, target, by)
     if target == "triton" and by is not None:
         raise UnsupportedError(
             f"{NAME}: the Triton kernel has no CTAs that read; use target 'mosaic_gpu' or backend "
@@ -161,23 +150,22 @@ def _config(target: str, asked: Any, dtype: jnp.dtype, out_dtype: jnp.dtype) -> 
     return usual() if asked is None else asked
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class _How:
     """What a call does: which operand is streamed (0 or 1), and the arguments.
 
-    ``readers`` bring it in; None: the copy engine does. ``rates`` and ``watchers`` as asked.
+    ``readers`` bring it in; None: the copy engine does.
     """
 
     side: int
     w_transposed: bool
     chunks: int | None
-    rates: Rates | None
+    rates: Rates
     out_dtype: jnp.dtype
     config: Any
     num_sms: int | None
     target: str
     readers: Readers | None
-    watchers: int | None
 
 
 def _check(x: jax.Array, w: jax.Array, w_transposed: bool) -> int:
@@ -248,88 +236,39 @@ def _emit(x: jax.Array, w: jax.Array, *, platform: str, how: _How) -> list[jax.A
     if how.readers is not None and platform == "cpu":
         operands[side] = jax.device_put(streamed, jax.memory.Space.Device)
         return [_product(operands, how)]
-
-    def pace(rates: Rates, beside: int) -> Pace:
-        return Pace.of(
-            how.rates or rates,
-            tiles,
-            tile,
-            side=side,
-            depth=x.shape[1],
-            itemsize=x.dtype.itemsize,
-            sms=max(sms - beside, 1),
-            cluster=cluster,
-        )
-
+    pace = Pace.of(
+        how.rates,
+        tiles,
+        tile,
+        side=side,
+        depth=x.shape[1],
+        itemsize=x.dtype.itemsize,
+        sms=sms if how.readers is None else max(sms - how.readers.ctas, 1),
+        cluster=cluster,
+    )
     if how.readers is not None:
         operands[side] = custom_call.in_place(streamed)
-        at = pace(READ, how.readers.ctas)
-        return [_by_readers(operands, how, how.readers, at, axis, sms)]
-
-    def call_of(bounds: Sequence[int]) -> copies.Call:
-        return stream_call(streamed.shape, x.dtype.itemsize, bounds, tile[side], axis)
-
-    watchers = 0
-    if platform != "cpu":
-        watchers = _watchers(how, call_of(range(tiles[side] + 1)), cluster, sms)
-    if how.chunks is not None:
-        bounds = chunk_bounds(tiles[side], how.chunks)
-    else:
-        bounds = pace(WATCHED if watchers else Rates(), watchers).bounds()
-    call = replace(call_of(bounds), watched=watchers > 0)
+        return [_by_readers(operands, how, how.readers, pace, axis, sms)]
+    bounds = pace.bounds() if how.chunks is None else chunk_bounds(tiles[side], how.chunks)
+    call = stream_call(streamed.shape, x.dtype.itemsize, bounds, tile[side], axis)
     device = jax.ShapeDtypeStruct(streamed.shape, streamed.dtype)
     (arriving,), flags = copies.start(call, copies.ALONE, [streamed], [device])
     operands[side] = arriving
     if platform == "cpu":
         (operands[side],) = copies.wait(call, flags, jnp.asarray(call.wanted()[0]), [arriving])
         return [_product(operands, how)]
-    table = tile_table(tiles, bounds, side)
     if how.target == "triton":
-        return _triton(operands, how, table, flags)
-    if watchers:
-        product = stream_watchers.matmul(
-            *operands,
-            side=side,
-            call=call,
-            flags=flags,
-            watchers=watchers,
-            table=table,
-            config=config,
-            num_sms=sms,
-            out_dtype=how.out_dtype,
-            w_transposed=how.w_transposed,
-        )
-    else:
-        product = matmul_mosaic_gpu.matmul(
-            *operands,
-            config=config,
-            num_sms=sms,
-            out_dtype=how.out_dtype,
-            w_transposed=how.w_transposed,
-            table=jnp.asarray(table),
-            flags=flags,
-        )
+        return _triton(operands, how, tile_table(tiles, bounds, side), flags)
+    product = matmul_mosaic_gpu.matmul(
+        *operands,
+        config=config,
+        num_sms=sms,
+        out_dtype=how.out_dtype,
+        w_transposed=how.w_transposed,
+        table=jnp.asarray(tile_table(tiles, bounds, side)),
+        flags=flags,
+    )
     return [product]
-
-
-def _watchers(how: _How, call: copies.Call, cluster: int, sms: int) -> int:
-    """How many CTAs watch for the copies of ``call``.
-
-    Raises:
-      UnsupportedError: some were asked for and cannot.
-    """
-    asked, reason = how.watchers, None
-    if how.target != "mosaic_gpu":
-        reason = f"the {how.target} kernel has no CTAs that watch"
-    elif not call.watchable:
-        reason = f"a chunk is not one piece of memory, a multiple of {copies.WORD} bytes long"
-    elif cluster > 1:
-        reason = f"tiles are computed by clusters of {cluster} CTAs; watchers have none"
-    elif sms <= (asked or WATCHERS):
-        reason = f"of {sms} multiprocessors none is left to compute"
-    if asked and reason:
-        raise UnsupportedError(f"{NAME}: {asked} watchers: {reason}; pass watchers=0")
-    return 0 if reason else WATCHERS if asked is None else asked
 
 
 def _product(operands: Sequence[jax.Array], how: _How) -> jax.Array:
