@@ -28,6 +28,7 @@ from syncopate_jax.passes.split_chunks import split_chunks
 from syncopate_jax.registry import backends
 from syncopate_jax.runtime import device, mesh
 from syncopate_jax.runtime.operator import Operator
+from syncopate_jax.tune.order import by_speed
 
 
 def compile(
@@ -50,10 +51,10 @@ def compile(
       plan: what moves between the ranks along ``axis_name``.
       axis_map: which operand or result of the kernel each plan tensor is: ``{tensor: operand}``.
       axis_name: mesh axis, or tuple of mesh axes, of the surrounding ``jax.shard_map``.
-      backend: how chunks are moved, or ``auto``: the first by name that can, on whatever device, as
-        no kernel but the operators' own was measured (theirs is another ``auto``, see
-        ``options.Options``). That is the unfused ``xla`` where no other can; the operator's
-        ``passed_over`` and its repr then say why.
+      backend: how chunks are moved, or ``auto``: the first that can, on whatever device, in the
+        order of ``tune.order``, as no kernel but the operators' own was measured (theirs is another
+        ``auto``, see ``options.Options``). That is the unfused ``xla`` where no other can; the
+        operator's ``passed_over`` and its repr then say why.
       target: what the kernel is written in.
       split: pieces each chunk is cut into, along ``split_axis`` of its tensor, counted from the
         front.
@@ -91,7 +92,8 @@ def compile(
         return Work(kernel, schedule, space, accesses, axis_map, names, launch)
 
     reasons = {}
-    for candidate in backends.names() if backend == "auto" else (backend,):
+    reads = any(binding.operand in kernel.operands for binding in axis_map.bindings)
+    for candidate in by_speed(backends.names(), reads) if backend == "auto" else (backend,):
         found: Backend = backends.get(candidate)
         if absent := triton_backends.missing(found, target):  # before a GPU is asked for
             reasons[candidate] = absent

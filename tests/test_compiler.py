@@ -20,15 +20,19 @@ from syncopate_jax.errors import InputError, PlanError, UnsupportedError
 from syncopate_jax.kernel.axis_map import AxisMap
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.options import Launch
+from syncopate_jax.pallas_kernels.contraction_mosaic_gpu import contraction
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
 from syncopate_jax.plans.broadcast import broadcast
 from syncopate_jax.plans.collective import collective
+from syncopate_jax.registry import templates
 from tests.backends import own_kernels
 from tests.check.small_plans import with_column
 from tests.ops import cases
 
 P = jax.P
+CONFIG = MatmulConfig(tile_m=128, tile_n=128, tile_k=64)
 each_backend = pytest.mark.parametrize("backend", ["xla", "remote_dma"])
 
 
@@ -143,6 +147,25 @@ def test_auto_takes_a_backend_that_can() -> None:
     unfused = fuse(kernel, plan, bound, axis_name="t", **given)
     assert unfused.backend.name == "xla"
     assert "has no loop body" in unfused.passed_over["tma_dedicated"]
+
+
+@pytest.mark.parametrize(
+    "template,operand,fastest",
+    [
+        ("all_gather_ring", "lhs", "tma_dedicated"),
+        ("reduce_scatter_direct", "out", "tma_colocated"),
+    ],
+)
+def test_auto_asks_the_fastest_kind_first(template: str, operand: str, fastest: str) -> None:
+    """Both can be done by loads and stores too, whose names come before."""
+    dims = ("Gmk", "kn", "Gmn") if operand == "lhs" else ("mk", "kn", "Smn")
+    sizes = {"G": 3, "S": 3, "m": 128, "k": 64, "n": 128}
+    kernel = contraction(*dims, sizes, config=CONFIG, dtype="bfloat16", out_dtype="bfloat16")
+    plan = templates.get(template)(3, (3, 128, 64 if operand == "lhs" else 128), axis=0)
+    given = {"axis_name": "t", "target": "mosaic_gpu", "launch": Launch(sms=12)}
+    for backend, name in (("auto", fastest), (slower := fastest.replace("tma", "ldst"), slower)):
+        found = fuse(kernel, plan, {plan.tensors[0].name: operand}, backend=backend, **given)
+        assert found.backend.name == name
 
 
 def test_names_that_are_not_known() -> None:

@@ -249,8 +249,6 @@ class _Run:
     ) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:
         """On the CPU: the same copies, all of them awaited, then the kernel's plain-JAX form."""
         work, kernel, rank = self.work, self.work.kernel, lax.axis_index(self.work.axis_names)
-        if kernel.reference is None:
-            raise UnsupportedError(f"kernel {kernel.name} has no reference to run on the CPU")
         call = replace(self.call, copies=(*own_copies(work, self.places), *self.call.copies))
         seen = [self.places.items[tensor, GATHERED] for tensor in self.tensors]
         types = [
@@ -264,8 +262,8 @@ class _Run:
             at = jnp.asarray(self.places.origins[held.tensor] - held.lo, jnp.int32)[rank]
             operand = bound[held.tensor]
             full[operand] = lax.dynamic_slice(buffer, at, work.accesses[operand].shape)
-        outs = kernel.reference(*(full[name] for name in kernel.operands))
-        return list(outs) if isinstance(outs, list | tuple) else [outs], flags, buffers
+        outs = kernel.by_reference(*(full[name] for name in kernel.operands))
+        return outs, flags, buffers
 
 
 @dataclass(frozen=True, slots=True, eq=False)

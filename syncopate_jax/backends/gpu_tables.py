@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from syncopate_jax.backends import gpu_buffers
+from syncopate_jax.backends.behind_tiles import behind_tiles
 from syncopate_jax.backends.buffers import Buffers, result_tensor
 from syncopate_jax.backends.gpu_buffers import GATHERED, INPUT, LANDING, RESULT, SEND, Key, Placed
 from syncopate_jax.backends.gpu_layout import Layout, Move, Read
@@ -190,26 +191,14 @@ class LayoutMaker:
 
         An executor that stores and signals a tile beside its next one could then wait for itself.
         """
-        schedule, c = self.schedule, self.c
+        schedule = self.schedule
         waited = {
             (at // self.tiles, slot)
             for rows in (schedule.waits, schedule.k_waits)
             for at, (*_, slot, _) in zip(rows.owner.tolist(), rows.values.tolist(), strict=True)
             if self.waited(at // self.tiles, slot, False)
         }
-        told = {(rank, slot) for rank, slot in schedule.signals.values.tolist()}
-        known = -1
-        while waited and known < len(told):
-            known = len(told)
-            behind = set()  # channels in which an operation has waited for a tile
-            for row, (rank, channel) in enumerate(
-                zip(c.rank.tolist(), c.channel.tolist(), strict=True)
-            ):
-                waits = ((rank, slot) for slot, _ in schedule.op_waits.row(row))
-                if (rank, channel) in behind or not told.isdisjoint(waits):
-                    behind.add((rank, channel))
-                    told.update((rank, slot) for rank, slot in schedule.op_signals.row(row))
-        return not waited.isdisjoint(told)
+        return not waited.isdisjoint(behind_tiles(schedule))
 
     # --- order ---------------------------------------------------------------------------------
 

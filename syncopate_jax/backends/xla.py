@@ -103,8 +103,7 @@ class _Run:
         named = dict(zip(kernel.operands, operands, strict=True))
         seen = [self._gathered(n, x) if n in self.bound else x for n, x in named.items()]
         if kernel.reference is not None:
-            outs = kernel.reference(*seen)
-            outs = list(outs) if isinstance(outs, list | tuple) else [outs]
+            outs = kernel.by_reference(*seen)
         else:
             outs = kernel(*seen, interpret=self.interpret)
         made = zip(kernel.results, outs, strict=True)

@@ -87,7 +87,7 @@ def save(topology: Topology, path: str | Path) -> None:
 def load(path: str | Path) -> Topology:
     """The topology in a file; raises FormatError when it is none."""
     try:
-        found = json.loads(Path(path).read_text())
+        found = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not JSON: {error}") from error
     try:

@@ -119,6 +119,13 @@ class PallasKernel:
             check_spec(f"{self.name}: {name}", spec, self.grid)
         if self.loop is None and self.triton is None:
             self._check_body()
+        reference: Any = self.reference
+        count = len(self.operands)
+        if reference is not None and not (callable(reference) and takes(reference, count)):
+            raise InputError(
+                f"{self.name}: reference must be a function of {count} arrays, one for each of "
+                f"{', '.join(self.operands) or 'no operands'}, found {reference!r}"
+            )
         for scratch in self.scratch_shapes:
             if not hasattr(scratch, "get_ref_aval"):
                 raise InputError(
@@ -171,6 +178,36 @@ class PallasKernel:
             interpret=interpret,
             name=self.name,
         )(*operands)
+
+    def by_reference(self, *operands: jax.Array) -> list[jax.Array]:
+        """What ``reference`` makes of the operands, one array a result.
+
+        Raises InputError unless they are what ``out_shape`` says; UnsupportedError where there is
+        no reference.
+        """
+        if self.reference is None:
+            raise UnsupportedError(
+                f"kernel {self.name} has no reference, its plain-JAX form, to run here"
+            )
+        given = self.reference(*operands)
+        outs = list(given) if isinstance(given, list | tuple) else [given]
+        if len(outs) != len(self.results):
+            raise InputError(
+                f"{self.name}: reference gives {len(outs)} arrays, the kernel has "
+                f"{len(self.results)} results {self.results}; give one for each, in this order"
+            )
+        for name, out, wanted in zip(self.results, outs, self.out_shape, strict=True):
+            if not isinstance(out, jax.Array | np.ndarray):
+                raise InputError(
+                    f"{self.name}: reference gives {out!r} for result {name}, needs an array"
+                )
+            empty = out.size == 0 and 0 in wanted.shape
+            if out.dtype != wanted.dtype or (tuple(out.shape) != tuple(wanted.shape) and not empty):
+                raise InputError(
+                    f"{self.name}: reference gives {_typed(out)} for result {name}, out_shape has "
+                    f"{_typed(wanted)}; make the two agree"
+                )
+        return outs
 
     @property
     def axis_names(self) -> tuple[str, ...]:
@@ -310,6 +347,11 @@ def _name(body: Any) -> str:
         body = body.func
     name = getattr(body, "__name__", "")
     return name if name.isidentifier() else "kernel"
+
+
+def _typed(array: Any) -> str:
+    """dtype and shape, such as ``float32[4, 8]``."""
+    return f"{np.dtype(array.dtype).name}{list(array.shape)}"
 
 
 def _names(where: str, what: str, given: Any) -> tuple[str, ...]:

@@ -241,7 +241,11 @@ class Meetings {
     if (meeting->failed) {
       return ffi::Error(ffi::ErrorCode::kDeadlineExceeded,
                         site + ": rank " + std::to_string(rank) + " came to the " + phase +
-                            " after the others had given it up");
+                            " when " + Ranks(meeting->here, true) + " of " +
+                            std::to_string(ranks) + " had waited " +
+                            std::to_string(limit.count()) +
+                            " ms and given it up; every rank must make the same calls in the "
+                            "same order, within that time");
     }
     if (meeting->here[rank]) {
       return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
@@ -362,7 +366,8 @@ class Ledger {
     if (found == pending_.end() || std::get<0>(found->second.key) != run) {
       return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
                         "copy engine: a join on device " + std::to_string(ordinal) +
-                            " has no start of the same run; give it the flags that start returned");
+                            " has no start of the same run; give it the flags that start "
+                            "returned, or, where a call failed before, mend that one first");
     }
     *out = std::move(found->second);
     pending_.erase(found);

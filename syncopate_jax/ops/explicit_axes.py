@@ -57,6 +57,21 @@ def _product(
     w: jax.Array,
 ) -> jax.Array:
     mesh = surrounding_mesh(x, w)
+    # JAX 0.11 runs no shard_map outside jit that leaves axes to the partitioner.
+    call = _mapped if len(explicit_axes(mesh)) == len(mesh.axis_names) else _jitted
+    result: jax.Array = call(how, lhs, rhs, out, x, w)
+    return result
+
+
+def _mapped(
+    how: Product,
+    lhs: PartitionSpec,
+    rhs: PartitionSpec,
+    out: PartitionSpec,
+    x: jax.Array,
+    w: jax.Array,
+) -> jax.Array:
+    mesh = surrounding_mesh(x, w)
     names = explicit_axes(mesh)
     sizes = {name: mesh.shape[name] for name in names}
     derived = derive(how.formula, lhs, rhs, out, shapes=(x.shape, w.shape), mesh=sizes)
@@ -70,6 +85,9 @@ def _product(
     )
     result: jax.Array = mapped(x, w)
     return result
+
+
+_jitted = jax.jit(_mapped, static_argnums=(0, 1, 2, 3))
 
 
 def _forward(

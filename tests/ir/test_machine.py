@@ -66,6 +66,8 @@ def test_files(tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     machine.save(machine.h200(), path)
     assert machine.load(path) == machine.h200()
+    path.write_text(path.read_text(), encoding="utf-8-sig")  # with a byte-order mark
+    assert machine.load(path) == machine.h200()
     for text, message in (("{", "not JSON: "), ("[]", "machine: must be an object, found list")):
         path.write_text(text)
         with pytest.raises(FormatError, match=f"m.json: {message}"):

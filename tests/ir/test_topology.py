@@ -243,6 +243,12 @@ def test_topologies_that_fill_memory(make: Callable[[], object], message: str) -
         make()
 
 
+def test_a_byte_order_mark_is_no_part_of_a_topology(tmp_path: Path) -> None:
+    topology, path = presets.ring(3), tmp_path / "t.json"
+    path.write_text(json.dumps(topology_json.to_dict(topology)), encoding="utf-8-sig")
+    assert same_topology(topology_json.load(path), topology)
+
+
 def test_files_that_are_not_topologies(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     for text, message in [

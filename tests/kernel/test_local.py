@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
-from syncopate_jax.errors import InputError
+from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.kernel.access import Access, BoxAccess
 from syncopate_jax.kernel.blocks import block_shape
 from syncopate_jax.kernel.local import PallasKernel
@@ -41,8 +41,8 @@ ROWS = pl.BlockSpec((2, 4), lambda i: (i, 0))
 ROWS_OF_TWO = pl.BlockSpec((2, 1), lambda i, j: (i, 0))
 
 
-def refused(text: str) -> Any:
-    return pytest.raises(InputError, match=re.escape(text))
+def refused(text: str, error: type[Exception] = InputError) -> Any:
+    return pytest.raises(error, match=re.escape(text))
 
 
 def test_a_kernel_runs_alone() -> None:
@@ -249,11 +249,48 @@ def test_grids_as_pallas_takes_them(grid: Any) -> None:
             {"body": lambda x, y: None, "scratch_shapes": (jax.ShapeDtypeStruct((1,), "int8"),)},
             "body must be a function of 3 references, one for each of x, out, ShapeDtypeStruct(",
         ),
+        (
+            {"reference": lambda: 0},
+            "kernel: reference must be a function of 1 arrays, one for each of x, found <function",
+        ),
+        ({"reference": 3}, "kernel: reference must be a function of 1 arrays, one for each of x"),
     ],
 )
 def test_kernels_that_no_call_takes(changes: dict[str, Any], message: str) -> None:
     with refused(message):
         kernel(ROWS, **changes)
+
+
+@pytest.mark.parametrize(
+    "reference,message",
+    [
+        (
+            lambda x: (x, x),
+            "kernel: reference gives 2 arrays, the kernel has 1 results ('out',); give one for "
+            "each, in this order",
+        ),
+        (lambda x: None, "kernel: reference gives None for result out, needs an array"),
+        (
+            lambda x: x[:2],
+            "kernel: reference gives float32[2, 4] for result out, out_shape has float32[4, 4]; "
+            "make the two agree",
+        ),
+        (lambda x: x.astype("int32"), "gives int32[4, 4] for result out, out_shape has float32[4"),
+    ],
+)
+def test_references_that_give_something_else(reference: Any, message: str) -> None:
+    made = kernel(ROWS, reference=reference)
+    with refused(message):
+        jax.eval_shape(made.by_reference, jax.ShapeDtypeStruct((4, 4), jnp.float32))
+
+
+def test_a_reference_may_give_one_array_bare_or_several() -> None:
+    x = jnp.ones((4, 4))
+    for reference in (lambda x: x, lambda x: (x,), lambda x: [np.asarray(x)]):
+        (found,) = kernel(ROWS, reference=reference).by_reference(x)
+        np.testing.assert_array_equal(found, x)
+    with refused("kernel kernel has no reference, its plain-JAX form", UnsupportedError):
+        kernel(ROWS).by_reference(x)
 
 
 def test_blocks_that_begin_outside() -> None:

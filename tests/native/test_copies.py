@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -180,6 +181,27 @@ def test_a_rank_that_stays_away_is_named() -> None:
         on_mesh(body)(values(0)).block_until_ready()
 
 
+def test_a_rank_that_comes_too_late_is_told_who_waited_and_how_long() -> None:
+    """A program that takes what the late rank made shows this error, and not that of the others."""
+
+    def late(x: np.ndarray) -> np.ndarray:
+        time.sleep(0.5)
+        return np.asarray(x)
+
+    def body(x: jax.Array) -> jax.Array:
+        slow = lambda x: jax.pure_callback(late, x, x)  # noqa: E731
+        x = lax.cond(lax.axis_index("x") == 0, slow, lambda x: x, x)
+        return gathered(gather(limit_ms=100), x, where())[0][:ROWS]
+
+    expected = (
+        "gather: rank 0 came to the start of the copies when ranks 1, 2, 3 of 4 had waited 100 ms "
+        "and given it up; every rank must make the same calls in the same order, within that time"
+    )
+    first = on_mesh(body)(values(0)).addressable_shards[0].data
+    with pytest.raises(jax.errors.JaxRuntimeError, match=expected):
+        (first + 1).block_until_ready()
+
+
 def test_two_devices_with_one_rank_are_found_out() -> None:
     def body(x: jax.Array) -> jax.Array:
         place = jnp.stack([jnp.int32(0), lax.axis_index("x") // 2])
@@ -228,7 +250,9 @@ def test_a_join_needs_its_start() -> None:
         return copies.join([x * 2], flags, [x])[0]
 
     with pytest.raises(
-        jax.errors.JaxRuntimeError, match="a join on device 0 has no start of the same run; give it"
+        jax.errors.JaxRuntimeError,
+        match="a join on device 0 has no start of the same run; give it the flags that start "
+        "returned, or, where a call failed before, mend that one first",
     ):
         jax.jit(body)(values(0, 1)).block_until_ready()
 

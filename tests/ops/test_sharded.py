@@ -185,14 +185,23 @@ def test_fused_on_explicit_axes() -> None:
         assert "syncopate" in run.lower(*args).as_text(debug_info=True)
 
 
-def test_axes_of_both_kinds() -> None:
+@pytest.mark.parametrize("wrap", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
+def test_axes_of_both_kinds(wrap: Any) -> None:
     """Explicit axes are read from the types; the others stay the partitioner's."""
     mesh = mesh_of((2, 2), EXPLICIT, AUTO)
     x, w = arrays((8, 4), (4, 12))
+
+    def run(x: jax.Array, w: jax.Array) -> Any:
+        y, transpose = jax.vjp(lambda x, w: matmul(x, w, out_sharding=P(None, "t")), x, w)
+        return y, *transpose(y)
+
     with jax.set_mesh(mesh):
         args = placed(mesh, x, P("t")), placed(mesh, w, P(None, "t"))
-        y = jax.jit(lambda x, w: matmul(x, w, out_sharding=P(None, "t"), backend="xla"))(*args)
-    np.testing.assert_array_equal(y, x @ w)
+        y, dx, dw = wrap(run)(*args)
+        twice = wrap(jax.vmap(lambda x: matmul(x, args[1])))(jnp.stack([args[0]] * 2))
+    assert same(y.sharding.spec, P(None, "t")) and same(dx.sharding.spec, P("t"))
+    for found, wanted in ((y, x @ w), (dx, x @ w @ w.T), (dw, x.T @ (x @ w)), (twice[1], x @ w)):
+        np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("kind", [EXPLICIT, AUTO], ids=str)

@@ -76,6 +76,23 @@ class TestCalls:
             with refused("spans all devices, so axis 'd' must be manual too", MeshError):
                 run(one, backend)
 
+    def test_a_reference_that_is_no_form_of_the_kernel(self) -> None:
+        """A transposed bound result was reshaped into wrong values, without a word."""
+        own = own_kernels.gather_and_scatter_plan(2, (4, 4), (4, 8))
+        kernel = own_kernels.product(4, 4, 8, 2, has_addend=True)
+        wrong = replace(kernel, reference=lambda x, w: (x @ w).T)
+        operator = fuse(wrong, own, {"x": "x", "y": "out"}, axis_name="t", backend="xla")
+        run = jax.jit(
+            jax.shard_map(
+                lambda x, w: operator(x, w)[0], mesh=cases.ranks_mesh(2), in_specs=(P("t"), P()),
+                out_specs=P("t"),
+            )
+        )  # fmt: skip
+        with refused(
+            "product: reference gives float32[8, 4] for result out, out_shape has float32[4, 8]"
+        ):
+            run.lower(jnp.ones((4, 4)), jnp.ones((4, 8)))
+
     def test_another_number_of_ranks(self, operator: Any) -> None:
         with refused("the plan is for 2 ranks, mesh axis t has 3; make the plan for 3"):
             self.trace(operator, jnp.ones((2, 4)), jnp.ones((4, 1)), ranks=3)
