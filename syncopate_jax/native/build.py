@@ -78,7 +78,8 @@ def _key(cxx: str, include: str) -> str:
     """Names the library by all that its content follows from."""
     version = subprocess.run([cxx, "--version"], capture_output=True, check=False).stdout
     digest = hashlib.sha256()
-    for part in (SOURCE.read_bytes(), version, repr(FLAGS).encode()):
+    own = [path.read_bytes() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    for part in (*own, version, repr(FLAGS).encode()):
         digest.update(hashlib.sha256(part).digest())
     for header in sorted(Path(include, "xla/ffi/api").glob("*.h")):
         digest.update(header.read_bytes())

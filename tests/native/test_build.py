@@ -47,6 +47,19 @@ def test_the_library_is_kept_by_content(
     assert sorted(path.suffix for path in cache.iterdir()) == ["", ".so", ".so"]
 
 
+def test_a_header_counts_as_content(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, 'echo library > "$out"\n')))
+    source, header = tmp_path / "handlers.cc", tmp_path / "part.h"
+    source.write_text('#include "part.h"\n')
+    header.write_text("// one\n")
+    monkeypatch.setattr(build, "SOURCE", source)
+    first = build.build()
+    header.write_text("// other\n")
+    assert build.build() != first
+
+
 def test_two_processes_compile_once(cache: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     compiler = fake_compiler(tmp_path, f'echo ran >> {log}\nsleep 1\necho library > "$out"\n')
