@@ -29,7 +29,7 @@ from syncopate_jax.backends import triton_call
 from syncopate_jax.backends.triton_ordered import OrderedTriton
 from syncopate_jax.kernel.tiles import fewest_workers
 from syncopate_jax.ops import all_gather_matmul, matmul_reduce_scatter, stream_matmul
-from syncopate_jax.ops.stream_chunks import chunk_bounds
+from syncopate_jax.ops.stream_chunks import Pace, Rates, chunk_bounds
 from syncopate_jax.options import Launch
 from syncopate_jax.pallas_kernels import matmul_triton
 from syncopate_jax.pallas_kernels.matmul_triton import MatmulConfig
@@ -47,6 +47,8 @@ CONFIGS = {
 USUAL = tuple(name for name, config in CONFIGS.items() if config.walks)
 TINY = (shapes.Gemm("tiny", 1024, 512, 1536),)
 CHUNKS = 8
+# Bytes a second: all chunks are there once the first is multiplied, or each comes only then.
+LINKS = {"flags": 1e15, "flags, one by one": 1.0}
 WORST = 5e-3  # relative error that bfloat16 operands and results explain
 AXIS = "ranks"
 
@@ -90,12 +92,15 @@ def local(gemm: shapes.Gemm, config: MatmulConfig, sms: int) -> Callable[..., ja
 
 
 def behind_flags(
-    gemm: shapes.Gemm, config: MatmulConfig, sms: int, chunks: int
+    gemm: shapes.Gemm, config: MatmulConfig, sms: int, chunks: int, link: float
 ) -> Callable[..., jax.Array]:
-    """The rewritten kernel, in the order of chunks as streaming has it, each behind its flag."""
+    """The rewritten kernel, each chunk behind its flag, in streaming's order for such a link."""
     kernel = matmul_triton.matmul(gemm.m, gemm.k, gemm.n, "bfloat16", config, sms)
-    tiles = config.tiles(gemm.m, gemm.n)
-    table = stream_matmul.tile_table(tiles, chunk_bounds(tiles[0], chunks), side=0)
+    tiles, tile = config.tiles(gemm.m, gemm.n), (config.block_m, config.block_n)
+    rates = Rates(link=link, gap=0.0)
+    pace = Pace.of(rates, tiles, tile, side=0, depth=gemm.k, itemsize=2, sms=sms)
+    bounds = chunk_bounds(tiles[0], chunks)
+    table = stream_matmul.tile_table(tiles, pace.taken(bounds, config.group), 0, bounds)
     ordered = OrderedTriton(kernel, table[:, :2], table[:, 2], fewest_workers(len(table), sms))
     return lambda x, w, flags: ordered(x, w, flags=flags)[0]
 
@@ -124,8 +129,9 @@ def gemm_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, 
         for name, config in configs.items():
             todo[f"{gemm.name} {name}"] = (local(gemm, config, sms), example)
         for name, config in configs.items():
-            run = behind_flags(gemm, config, sms, CHUNKS)
-            todo[f"{gemm.name} {name}, flags"] = (run, (*example, flags))
+            for kind, link in LINKS.items():
+                run = behind_flags(gemm, config, sms, CHUNKS, link)
+                todo[f"{gemm.name} {name}, {kind}"] = (run, (*example, flags))
     compiled = compile_all(todo, args.lower)
     if args.lower:
         return {"summary": {}}, []
@@ -143,7 +149,7 @@ def gemm_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, 
         }
         versions = {
             name: functools.partial(lambda run, x, w: run(x, w, up), run)
-            if name.endswith("flags")
+            if name.endswith(tuple(LINKS))
             else run
             for name, run in versions.items()
         }
@@ -161,7 +167,7 @@ def gemm_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, 
             versions, inputs, rounds=args.rounds, calls=calls, pause=args.pause
         )
         median = {n: statistics.median(v) * 1e6 for n, v in seconds.items()}
-        alone = {n: t for n, t in median.items() if n != "xla" and "flags" not in n}
+        alone = {n: t for n, t in median.items() if n in configs}
         best = min(alone, key=alone.__getitem__)
         rows.append(
             {
@@ -195,14 +201,15 @@ def gemm_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         ]
         if ratios:
             found[f"{name} against xla"] = statistics.geometric_mean(ratios)
-        over = [
-            r["median_us"][f"{name}, flags"] / r["median_us"][name]
-            for r in rows
-            if f"{name}, flags" in r["median_us"] and name in r["median_us"]
-        ]
-        if over:
-            found[f"{name}, flags over none"] = statistics.geometric_mean(over)
-            found[f"{name}, flags over none, worst"] = max(over)
+        for kind in LINKS:
+            over = [
+                r["median_us"][f"{name}, {kind}"] / r["median_us"][name]
+                for r in rows
+                if f"{name}, {kind}" in r["median_us"] and name in r["median_us"]
+            ]
+            if over:
+                found[f"{name}, {kind} over none"] = statistics.geometric_mean(over)
+                found[f"{name}, {kind} over none, worst"] = max(over)
     return {n: round(v, 4) for n, v in found.items()}
 
 

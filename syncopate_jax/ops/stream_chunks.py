@@ -136,14 +136,19 @@ class Pace:
           chunks: where each chunk that comes in starts, in bands, and the end.
           most: bands of a run of several chunks, at most; as many as fit in the cache.
         """
+        came = [end * self.band + chunk * self.gap for chunk, end in enumerate(chunks)]
         bounds, free = [0], 0.0
-        for at, (lo, hi) in enumerate(itertools.pairwise(chunks)):
+        for at, lo in enumerate(chunks[:-1]):
             if lo < bounds[-1]:
                 continue
-            there = [end for end in chunks[at + 2 :] if end <= min(free / self.band, lo + most)]
-            hi = max([hi, *there])
+            last = at + 1
+            while (
+                last + 1 < len(chunks) and came[last + 1] <= free and chunks[last + 1] <= lo + most
+            ):
+                last += 1
+            hi = chunks[last]
             spent = (hi - lo) * self.across / self.workers * self.tile
-            free = max(free + spent, hi * self.band)
+            free = max(free + spent, came[last])
             bounds.append(hi)
         return bounds
 

@@ -191,18 +191,28 @@ def _check(x: jax.Array, w: jax.Array, w_transposed: bool) -> int:
     return hosted.index(True)
 
 
-def tile_table(tiles: tuple[int, int], bounds: Sequence[int], side: int) -> np.ndarray:
-    """[tiles, 3] int32 (m, n, chunk): chunk by chunk, each walked along the other dimension.
+def tile_table(
+    tiles: tuple[int, int], runs: Sequence[int], side: int, chunks: Sequence[int] | None = None
+) -> np.ndarray:
+    """[tiles, 3] int32 (m, n, chunk): run by run, each walked along the other dimension.
 
-    The walk turns round from chunk to chunk, so that what of the other operand is still in the
-    cache is used first.
+    The walk turns round from run to run, so that what of the other operand is still in the cache is
+    used first.
+
+    Args:
+      tiles: along m and n.
+      runs: where each run of bands that are multiplied together starts, and the end.
+      side: the dimension that is cut into bands: 0 for m, 1 for n.
+      chunks: where each chunk that comes in starts, and the end; by default they are the runs.
     """
+    chunk_of = np.searchsorted(runs if chunks is None else chunks, np.arange(tiles[side]), "right")
     rows = []
-    for chunk, (lo, hi) in enumerate(itertools.pairwise(bounds)):
+    for run, (lo, hi) in enumerate(itertools.pairwise(runs)):
         other = range(tiles[1 - side])
-        for across in other if chunk % 2 == 0 else reversed(other):
+        for across in other if run % 2 == 0 else reversed(other):
             for along in range(lo, hi):
-                rows.append((along, across, chunk) if side == 0 else (across, along, chunk))
+                at = (along, across) if side == 0 else (across, along)
+                rows.append((*at, chunk_of[along] - 1))
     return np.array(rows, np.int32)
 
 
@@ -250,6 +260,7 @@ def _emit(x: jax.Array, w: jax.Array, *, platform: str, how: _How) -> list[jax.A
         operands[side] = custom_call.in_place(streamed)
         return [_by_readers(operands, how, how.readers, pace, axis, sms)]
     bounds = pace.bounds() if how.chunks is None else chunk_bounds(tiles[side], how.chunks)
+    table = tile_table(tiles, pace.taken(bounds, config.group), side, bounds)
     call = stream_call(streamed.shape, x.dtype.itemsize, bounds, tile[side], axis)
     device = jax.ShapeDtypeStruct(streamed.shape, streamed.dtype)
     (arriving,), flags = copies.start(call, copies.ALONE, [streamed], [device])
@@ -258,14 +269,14 @@ def _emit(x: jax.Array, w: jax.Array, *, platform: str, how: _How) -> list[jax.A
         (operands[side],) = copies.wait(call, flags, jnp.asarray(call.wanted()[0]), [arriving])
         return [_product(operands, how)]
     if how.target == "triton":
-        return _triton(operands, how, tile_table(tiles, bounds, side), flags)
+        return _triton(operands, how, table, flags)
     product = matmul_mosaic_gpu.matmul(
         *operands,
         config=config,
         num_sms=sms,
         out_dtype=how.out_dtype,
         w_transposed=how.w_transposed,
-        table=jnp.asarray(tile_table(tiles, bounds, side)),
+        table=jnp.asarray(table),
         flags=flags,
     )
     return [product]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -93,20 +94,14 @@ def test_rates_that_are_none_are_refused() -> None:
 
 
 def test_what_has_come_is_multiplied_together() -> None:
-    assert (
-        np.diff(faster(2.0).taken([*range(0, 65, 2)], 16)).tolist() == [2] * 32
-    )  # the copy takes longer
-    assert np.diff(faster(0.5).taken([*range(0, 65, 2)], 16)).tolist() == [
-        2,
-        2,
-        2,
-        4,
-        8,
-        16,
-        16,
-        14,
-    ]
-    assert np.diff(H200.taken([*range(0, 64, 3), 64], 2)).tolist() == [3] * 21 + [1]
+    def runs(pace: Pace, of: int, most: int) -> list[int]:
+        return np.diff(pace.taken([*range(0, pace.bands, of), pace.bands], most)).tolist()
+
+    assert runs(faster(2.0), 2, 16) == [2] * 32  # the copy takes longer
+    assert runs(faster(0.5), 2, 16) == [2, 2, 2, 4, 6, 10, 16, 16, 6]
+    assert runs(replace(faster(0.5), gap=0.0), 2, 16) == [2, 2, 2, 4, 8, 16, 16, 14]
+    assert runs(replace(faster(1.0), band=1e-9, gap=0.0), 8, 16) == [8, 16, 16, 16, 8]
+    assert runs(H200, 3, 2) == [3] * 21 + [1]
 
 
 @given(st.data())
