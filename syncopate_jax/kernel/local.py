@@ -34,8 +34,10 @@ class PallasKernel:
     the arguments that it is made of.
 
     The grid axes on which no output's block depends are reduction axes: a tile walks them, and the
-    fused kernel may walk them in another order, so in ``body`` their ``pl.program_id`` counts
-    visits (0 is the first, the grid's extent less one the last) and block edges must not cut them.
+    fused kernel may walk them in another order, so block edges must not cut them. In ``body``
+    ``pl.program_id`` is the block's index, as in ``pl.pallas_call``; only a comparison with the
+    first or last number of a reduction axis that decides a ``pl.when`` or ``lax.cond`` is true at
+    the tile's first or last step. See ``docs/own_kernels.md``.
 
     Attributes:
       body: ``body(*input_refs, *output_refs, *scratch_refs)``; if ``has_addend`` it also takes
