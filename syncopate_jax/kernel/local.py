@@ -39,6 +39,9 @@ class PallasKernel:
     first or last number of a reduction axis that decides a ``pl.when`` or ``lax.cond`` is true at
     the tile's first or last step. See ``docs/own_kernels.md``.
 
+    Tiles are computed in another order too, and must not depend on each other: scratch may carry
+    something from step to step of a tile, but not from tile to tile.
+
     Attributes:
       body: ``body(*input_refs, *output_refs, *scratch_refs)``; if ``has_addend`` it also takes
         ``addend=None``, a function without arguments whose value the epilogue adds to the tile
@@ -47,7 +50,7 @@ class PallasKernel:
       operands, results: names of the inputs and outputs, in order.
       in_specs, out_specs: one BlockSpec each, as for ``pl.pallas_call``.
       out_shape: one ShapeDtypeStruct a result.
-      scratch_shapes: as for ``pl.pallas_call``.
+      scratch_shapes: as for ``pl.pallas_call``; what a tile finds there is anything.
       has_addend: whether ``body`` takes ``addend``.
       reference: the same function of the operands in plain JAX, used by the ``xla`` backend.
       loop: the kernel as it is written for target ``mosaic_gpu``, where it has no grid but is

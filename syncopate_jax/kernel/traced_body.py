@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from syncopate_jax.kernel.blocks import block_indices, kept_sizes
+from syncopate_jax.kernel.carried_state import check_state
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.step_numbers import asking_visits
 
@@ -56,6 +57,14 @@ def trace_body(
     names = [*kernel.operands, *kernel.results, *("" for _ in kernel.scratch_shapes)]
     named = {id(ref): name for ref, name in zip(refs, names, strict=True)}
     roles = [named.get(id(constant)) for constant in traced.consts]
+    check_state(
+        kernel.name,
+        traced.jaxpr,
+        grid,
+        kernel.reduction_axes,
+        scratch=[role == "" for role in roles],
+        results=[role in kernel.results for role in roles],
+    )
     program = asking_visits(
         kernel.name,
         traced.jaxpr,
