@@ -190,9 +190,10 @@ def _group(where: str, topology: Topology, group: Sequence[int] | None) -> tuple
 def _root(where: str, members: tuple[int, ...], root: int | None) -> int:
     if root is None:
         return members[0]
-    if root not in members:
-        raise InputError(f"{where}: root {root} is not one of the group {members}")
-    return root
+    found = integer(where, "root", root, 0)
+    if found not in members:
+        raise InputError(f"{where}: root {found} is not one of the group {members}")
+    return found
 
 
 def _blocks(
