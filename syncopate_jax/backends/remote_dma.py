@@ -50,6 +50,8 @@ class RemoteDma:
         """Why the work cannot be done here; None when it can."""
         if target not in self.targets:
             return wrong_target(self.name, self.targets, target)
+        if fault := work.kernel.body_fault():
+            return f"{self.name} runs an ordinary Pallas body: {fault}"
         if reason := too_wide(work):
             return f"{self.name}: {reason}"
         try:

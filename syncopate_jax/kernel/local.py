@@ -54,15 +54,16 @@ class PallasKernel:
       has_addend: whether ``body`` takes ``addend``.
       reference: the same function of the operands in plain JAX, used by the ``xla`` backend.
       loop: the kernel as it is written for target ``mosaic_gpu``, where it has no grid but is
-        handed its loop over tiles; ``body`` is then unused.
-      triton: the kernel as it is written for target ``triton``, see ``triton_body.triton_kernel``.
+        handed its loop over tiles; ``body`` may then be None, and is for other targets.
+      triton: the kernel as it is written for target ``triton``, see ``triton_body.triton_kernel``;
+        ``body`` may then be None too.
       name: shown in programs and messages; that of ``body`` unless given.
 
     Raises:
       InputError: an argument is another kind of thing, or arrays, names and specs do not pair up.
     """
 
-    body: Callable[..., None]
+    body: Callable[..., None] | None
     grid: tuple[int, ...] = ()
     operands: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
@@ -122,8 +123,8 @@ class PallasKernel:
         )
         for name, spec in named:
             check_spec(f"{self.name}: {name}", spec, self.grid)
-        if self.loop is None and self.triton is None:
-            self._check_body()
+        if self.loop is None and self.triton is None and (fault := self.body_fault()):
+            raise InputError(fault)
         reference: Any = self.reference
         count = len(self.operands)
         if reference is not None and not (callable(reference) and takes(reference, count)):
@@ -141,16 +142,32 @@ class PallasKernel:
         if len(set(repeated)) != len(repeated):
             raise InputError(f"{self.name}: operand and result names repeat: {repeated}")
 
-    def _check_body(self) -> None:
+    def body_fault(self) -> str | None:
+        """Why ``body`` is none that runs on a grid; None where it is one."""
+        if self.body is None and (self.loop is not None or self.triton is not None):
+            target = "mosaic_gpu" if self.triton is None else "triton"
+            return (
+                f"{self.name}: a kernel for {target} alone, without a body that runs on a grid; "
+                f"compile it with target={target!r}"
+            )
         refs = [*self.operands, *self.results, *map(str, self.scratch_shapes)]
         addend = {"addend": None} if self.has_addend else {}
         body: Any = self.body
         if not callable(body) or not takes(body, len(refs), **addend):
             by_name = " and addend by name" if addend else ""
-            raise InputError(
+            return (
                 f"{self.name}: body must be a function of {len(refs)} references, one for each of "
                 f"{', '.join(refs)}{by_name}, found {self.body!r}"
             )
+        return None
+
+    @property
+    def grid_body(self) -> Callable[..., None]:
+        """``body``; raises UnsupportedError where the kernel has none that runs on a grid."""
+        fault = self.body_fault()
+        if self.body is None or fault:
+            raise UnsupportedError(fault)
+        return self.body
 
     @property
     def loop_body(self) -> LoopBody:
@@ -174,7 +191,7 @@ class PallasKernel:
     def __call__(self, *operands: jax.Array, interpret: Any = False) -> list[jax.Array]:
         """Runs the kernel alone, in its natural order; one array a result."""
         return pl.pallas_call(
-            self.body,
+            self.grid_body,
             grid=self.grid,
             in_specs=list(self.in_specs),
             out_specs=list(self.out_specs),

@@ -50,7 +50,7 @@ def trace_body(
     def body(*numbers: jax.Array) -> None:
         axes = [pallas_core.GridAxis(i, n) for i, n in zip(numbers, grid, strict=False)]
         with pallas_core.grid_env(axes):
-            kernel.body(*refs, **addend)
+            kernel.grid_body(*refs, **addend)
 
     zeros = [jax.numpy.int32(0)] * (2 * len(grid))
     traced = jax.make_jaxpr(body)(*zeros)
