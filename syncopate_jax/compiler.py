@@ -11,6 +11,7 @@ import functools
 from collections.abc import Mapping
 
 from syncopate_jax.backends import triton_backends
+from syncopate_jax.backends.buffers import require_bound
 from syncopate_jax.backends.interface import Backend, Work
 from syncopate_jax.check.verify import check
 from syncopate_jax.check.verify_schedule import check_schedule
@@ -49,7 +50,8 @@ def compile(
     Args:
       kernel: the local kernel, as if for one device.
       plan: what moves between the ranks along ``axis_name``.
-      axis_map: which operand or result of the kernel each plan tensor is: ``{tensor: operand}``.
+      axis_map: which operand or result of the kernel each plan tensor is: ``{tensor: operand}``;
+        each tensor that ranks start with data of, as none is bound by its name alone.
       axis_name: mesh axis, or tuple of mesh axes, of the surrounding ``jax.shard_map``.
       backend: how chunks are moved, or ``auto``: the first that can, on whatever device, in the
         order of ``tune.order``, as no kernel but the operators' own was measured (theirs is another
@@ -82,6 +84,7 @@ def compile(
     space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel), source=f"plan {plan.name}")
     axis_map.check(plan, accesses)
     _check_results(plan, axis_map, kernel)
+    require_bound(plan, axis_map)
     launch = on_device(launch, target, plan.num_ranks)
 
     @functools.cache

@@ -244,6 +244,16 @@ def test_operands_that_blocks_do_not_fit(backend: str) -> None:
         run(operator, 2, (P("t"), P()), P("t"), random(4, 4), random(4))
 
 
+def test_a_tensor_that_is_bound_to_nothing() -> None:
+    kernel, plan = own_kernels.scale(4, 4), own_kernels.gather_plan(2, x=(4, 4))
+    with refused(
+        "plan own_gather: rank 0 starts with x[0:2,0:4], but the axis map binds x to no operand or "
+        "result that could hold it; bind it, as in {'x': operand}, since nothing is bound by equal "
+        "names, or use a plan that starts from what the kernel reads or writes"
+    ):
+        fuse(kernel, plan, {}, axis_name="t")
+
+
 def test_two_tensors_for_one_operand() -> None:
     kernel, plan = own_kernels.scale(4, 4), own_kernels.gather_plan(2, t=(4, 4), u=(4, 4))
     with refused("axis map: 2 tensors are bound to operand 'x'; it can be one"):
