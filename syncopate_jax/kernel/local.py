@@ -255,8 +255,8 @@ class PallasKernel:
         ``shapes`` gives extents in elements; ``source`` says in messages who gave them. Accesses
         whose dimensions each follow one grid axis come as Access, others as BoxAccess.
 
-        Raises InputError where a block begins outside its array, or a result is not written whole,
-        each block of it by one tile.
+        Raises InputError where a block begins outside its array, operands and blocks end apart (see
+        ``check_reach``), or a result is not written whole, each block of it by one tile.
         """
         specs = dict(zip(self.operands, self.in_specs, strict=True))
         found = {name: (specs[name], tuple(shape), False) for name, shape in shapes.items()}
@@ -264,6 +264,8 @@ class PallasKernel:
             found[name] = (spec, tuple(out.shape), True)
         for name, (spec, shape, write) in found.items():
             self.check_blocks(name, spec, shape, source="" if write else source)
+            if not write:
+                self.check_reach(name, shape, source=source, whole=True)
         reduction = self.reduction_axes
         for name, (spec, shape, write) in found.items():
             if write:
@@ -319,6 +321,48 @@ class PallasKernel:
                 f"numbered from 0 to {tuple(count - 1 for count in counts)}; {len(outside)} of "
                 f"{index[..., 0].size} grid points are outside"
             )
+
+    def check_reach(
+        self, name: str, shape: tuple[int, ...], *, source: str = "", whole: bool = False
+    ) -> None:
+        """Raises InputError where blocks of operand ``name`` reach beyond its ``shape``.
+
+        A block beside the last element holds anything there, which an ordinary body would compute
+        with; only where a result ends in the same way is that cut off. With ``whole``, blocks must
+        reach the end of ``shape``, too. ``source`` says who gave the shape.
+        """
+        specs = dict(zip(self.operands, self.in_specs, strict=True))
+        block = block_shape(specs[name], shape)
+        index = block_indices(specs[name], self.grid, f"{self.name}: {name}", len(shape))
+        if not index.size:
+            return
+        ends = ((index.reshape(-1, len(shape)).max(axis=0) + 1) * block).tolist()
+        for d, (end, extent) in enumerate(zip(ends, shape, strict=True)):
+            if end > max(extent, 1):
+                others = self.loop is not None or self.triton is not None  # they read zeros there
+                if others or self._ends_alike(index[..., d], block[d], extent):
+                    continue
+                fault = "tiles would compute with what lies beyond it"
+            elif whole and end < extent:
+                fault = "no tile reads the rest"
+            else:
+                continue
+            given = f"{tuple(shape)}, as {source} has it" if source else f"{tuple(shape)}"
+            raise InputError(
+                f"{self.name}: blocks {block} of {name} on grid {self.grid} reach to "
+                f"{tuple(ends)}, its shape is {given}: along dimension {d} {fault}; make the two "
+                f"agree"
+            )
+
+    def _ends_alike(self, index: np.ndarray, block: int, extent: int) -> bool:
+        """Whether blocks along some dimension of a result are where these are, with its extent."""
+        for name, spec, out in zip(self.results, self.out_specs, self.out_shape, strict=True):
+            sizes = block_shape(spec, tuple(out.shape))
+            made = block_indices(spec, self.grid, f"{self.name}: {name}", len(out.shape))
+            for d, size in enumerate(sizes):
+                if (size, out.shape[d]) == (block, extent) and np.array_equal(made[..., d], index):
+                    return True
+        return False
 
     def _follow(
         self, name: str, spec: pl.BlockSpec, shape: tuple[int, ...]
