@@ -16,7 +16,7 @@ from syncopate_jax.backends.interface import Backend, Work
 from syncopate_jax.check.verify import check
 from syncopate_jax.check.verify_schedule import check_schedule
 from syncopate_jax.errors import InputError, UnsupportedError
-from syncopate_jax.ir.arguments import integer
+from syncopate_jax.ir.arguments import instance, integer
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.axis_map import AxisMap
 from syncopate_jax.kernel.frame import frame_box
@@ -74,7 +74,11 @@ def compile(
     if not is_order(order):
         raise InputError(f"compile: order needs one of {', '.join(ORDERS)}, found {order!r}")
     launch = Launch() if launch is None else launch
-    _check_types(kernel=kernel, plan=plan, launch=launch, backend=backend, target=target)
+    instance("compile", "kernel", kernel, PallasKernel)
+    instance("compile", "plan", plan, Plan)
+    instance("compile", "launch", launch, Launch)
+    instance("compile", "backend", backend, str)
+    instance("compile", "target", target, str)
     split = integer("compile", "split", split, 1)
     split_axis = integer("compile", "split_axis", split_axis, 0)
     axis_map = AxisMap.of(axis_map)
@@ -113,20 +117,6 @@ def compile(
         f"no backend can fuse plan {plan.name} with kernel {kernel.name} for target {target}:\n"
         f"{listed}"
     )
-
-
-def _check_types(**arguments: object) -> None:
-    """Raises InputError for an argument that is another kind of thing."""
-    for name, value in arguments.items():
-        wanted = {"kernel": PallasKernel, "plan": Plan, "launch": Launch}.get(name, str)
-        if not isinstance(value, wanted):
-            message = f"compile: {name} needs a {wanted.__name__}, found {value!r}"
-            if wanted is Plan:
-                message += (
-                    "; syncopate_jax.templates.get(name)(ranks, shape, …) makes one, "
-                    "syncopate_jax.ir.serial.load reads one from a file"
-                )
-            raise InputError(message)
 
 
 def on_device(launch: Launch, target: str, ranks: int) -> Launch:

@@ -283,6 +283,13 @@ def test_refuses(kind: str, wrong: dict[str, Any], message: str) -> None:
         synthesize(kind, presets.ring(4), **({"shape": (8, 4)} | wrong))
 
 
+def test_a_topology_is_no_name() -> None:
+    with pytest.raises(
+        InputError, match="synthesis_broadcast: topology needs a Topology, found 'h"
+    ):
+        synthesize("broadcast", "h200", (8, 4))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("kind", COLLECTIVES)
 def test_names_ranks_that_cannot_be_reached(kind: str) -> None:
     cut = of_links("cut", 5, {(0, 1): 1e9, (1, 0): 1e9, (2, 0): 1e9, (3, 4): 1e9, (4, 3): 1e9})
