@@ -11,11 +11,12 @@ import functools
 from collections.abc import Mapping
 
 from syncopate_jax.backends import triton_backends
+from syncopate_jax.backends.buffers import require_bound
 from syncopate_jax.backends.interface import Backend, Work
 from syncopate_jax.check.verify import check
 from syncopate_jax.check.verify_schedule import check_schedule
 from syncopate_jax.errors import InputError, UnsupportedError
-from syncopate_jax.ir.arguments import integer
+from syncopate_jax.ir.arguments import instance, integer
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.axis_map import AxisMap
 from syncopate_jax.kernel.frame import frame_box
@@ -49,7 +50,8 @@ def compile(
     Args:
       kernel: the local kernel, as if for one device.
       plan: what moves between the ranks along ``axis_name``.
-      axis_map: which operand or result of the kernel each plan tensor is: ``{tensor: operand}``.
+      axis_map: which operand or result of the kernel each plan tensor is: ``{tensor: operand}``;
+        each tensor that ranks start with data of, as none is bound by its name alone.
       axis_name: mesh axis, or tuple of mesh axes, of the surrounding ``jax.shard_map``.
       backend: how chunks are moved, or ``auto``: the first that can, on whatever device, in the
         order of ``tune.order``, as no kernel but the operators' own was measured (theirs is another
@@ -72,7 +74,11 @@ def compile(
     if not is_order(order):
         raise InputError(f"compile: order needs one of {', '.join(ORDERS)}, found {order!r}")
     launch = Launch() if launch is None else launch
-    _check_types(kernel=kernel, plan=plan, launch=launch, backend=backend, target=target)
+    instance("compile", "kernel", kernel, PallasKernel)
+    instance("compile", "plan", plan, Plan)
+    instance("compile", "launch", launch, Launch)
+    instance("compile", "backend", backend, str)
+    instance("compile", "target", target, str)
     split = integer("compile", "split", split, 1)
     split_axis = integer("compile", "split_axis", split_axis, 0)
     axis_map = AxisMap.of(axis_map)
@@ -82,6 +88,7 @@ def compile(
     space, accesses = kernel.read(bound_shapes(plan, axis_map, kernel), source=f"plan {plan.name}")
     axis_map.check(plan, accesses)
     _check_results(plan, axis_map, kernel)
+    require_bound(plan, axis_map)
     launch = on_device(launch, target, plan.num_ranks)
 
     @functools.cache
@@ -110,20 +117,6 @@ def compile(
         f"no backend can fuse plan {plan.name} with kernel {kernel.name} for target {target}:\n"
         f"{listed}"
     )
-
-
-def _check_types(**arguments: object) -> None:
-    """Raises InputError for an argument that is another kind of thing."""
-    for name, value in arguments.items():
-        wanted = {"kernel": PallasKernel, "plan": Plan, "launch": Launch}.get(name, str)
-        if not isinstance(value, wanted):
-            message = f"compile: {name} needs a {wanted.__name__}, found {value!r}"
-            if wanted is Plan:
-                message += (
-                    "; syncopate_jax.templates.get(name)(ranks, shape, …) makes one, "
-                    "syncopate_jax.ir.serial.load reads one from a file"
-                )
-            raise InputError(message)
 
 
 def on_device(launch: Launch, target: str, ranks: int) -> Launch:

@@ -66,9 +66,11 @@ class Finding:
 class PlanError(SyncopateError, ValueError):
     """A plan or schedule failed verification; ``findings`` holds every fault found."""
 
-    def __init__(self, name: str, findings: Sequence[Finding], limit: int = 20):
+    def __init__(self, name: str, findings: Sequence[Finding], limit: int = 20, advice: str = ""):
+        """``advice``: what to do about all of them; of the findings ``limit`` are shown."""
         self.findings = tuple(findings)
         shown = "\n".join(f"  {finding}" for finding in self.findings[:limit])
         rest = len(self.findings) - limit
         more = f"\n  … and {rest} more" if rest > 0 else ""
-        super().__init__(f"{name}: {len(self.findings)} finding(s)\n{shown}{more}")
+        first = f"{len(self.findings)} finding(s){advice and f'; {advice}'}"
+        super().__init__(f"{name}: {first}\n{shown}{more}")

@@ -201,6 +201,37 @@ def test_a_plan_of_another_shape_than_the_kernel() -> None:
         )
 
 
+@pytest.mark.parametrize("columns", [3, 5, 8])
+def test_a_plan_of_another_width_than_the_kernel(columns: int) -> None:
+    """A contraction of 4 columns: with fewer the result is undefined, of more none is read."""
+    plan = own_kernels.gather_plan(2, t=(4, columns))
+    kernel = own_kernels.product(4, 4, 2, 2, has_addend=False)
+    fault = "tiles would compute with what lies beyond it" if columns < 4 else "no tile reads the"
+    with refused(
+        f"product: blocks (2, 4) of x on grid (2,) reach to (4, 4), its shape is (4, {columns}), "
+        f"as plan own_gather has it: along dimension 1 {fault}"
+    ):
+        fuse(kernel, plan, {"t": "x"}, axis_name="t")
+
+
+def test_a_plan_of_more_rows_than_the_kernel() -> None:
+    with refused("reach to (4, 4), its shape is (6, 4), as plan own_gather has it: along dimension "
+                 "0 no tile reads the rest; make the two agree"):  # fmt: skip
+        fuse(
+            own_kernels.scale(4, 4), own_kernels.gather_plan(2, t=(6, 4)), {"t": "x"}, axis_name="t"
+        )
+
+
+@each_backend
+def test_an_operand_that_ends_inside_a_block(backend: str) -> None:
+    plan = own_kernels.gather_plan(2, t=(4, 4))
+    kernel = own_kernels.product(4, 4, 2, 2, has_addend=False)
+    operator = fuse(kernel, plan, {"t": "x"}, axis_name="t", backend=backend)
+    with refused("product: blocks (4, 2) of w on grid (2,) reach to (4, 2), its shape is (3, 2): "
+                 "along dimension 0 tiles would compute with what lies beyond it"):  # fmt: skip
+        run(operator, 2, (P("t"), P()), P("t"), random(4, 4), random(3, 2))
+
+
 def test_arguments_of_other_kinds() -> None:
     plan, kernel = own_kernels.gather_plan(2, t=(4, 4)), own_kernels.scale(4, 4)
     with refused("compile: kernel needs a PallasKernel, found None"):
@@ -242,6 +273,16 @@ def test_operands_that_blocks_do_not_fit(backend: str) -> None:
         run(operator, 2, (P("t"), P()), P("t"), random(4, 4), random(2, 1))
     with refused("blocks of s have 2 dimensions, its shape is (4,)"):
         run(operator, 2, (P("t"), P()), P("t"), random(4, 4), random(4))
+
+
+def test_a_tensor_that_is_bound_to_nothing() -> None:
+    kernel, plan = own_kernels.scale(4, 4), own_kernels.gather_plan(2, x=(4, 4))
+    with refused(
+        "plan own_gather: rank 0 starts with x[0:2,0:4], but the axis map binds x to no operand or "
+        "result that could hold it; bind it, as in {'x': operand}, since nothing is bound by equal "
+        "names, or use a plan that starts from what the kernel reads or writes"
+    ):
+        fuse(kernel, plan, {}, axis_name="t")
 
 
 def test_two_tensors_for_one_operand() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from syncopate_jax.advice.layers import Layer
 from syncopate_jax.errors import InputError, UnsupportedError
-from syncopate_jax.ir.arguments import integer, one_of
+from syncopate_jax.ir.arguments import instance, integer, one_of
 from syncopate_jax.ir.plan import ITEM_SIZES, Plan, Tensor
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.ops.blocked import block
@@ -116,9 +117,16 @@ def advise(
       splits: pieces a shard that are tried.
 
     Raises:
-      InputError: a degree does not fit the ranks, the tokens or a layer, or at no degree every
-        layer has a plan that can be used.
+      InputError: an argument is another kind of thing, a degree does not fit the ranks, the tokens
+        or a layer, or at no degree every layer has a plan that can be used.
     """
+    given: Any = layers
+    if not isinstance(given, Sequence) or not all(isinstance(one, Layer) for one in given):
+        raise InputError(
+            f"advise: layers needs a sequence of Layer, found {layers!r}; "
+            f"syncopate_jax.advice.layers.model_layers(name) gives those of a model"
+        )
+    instance("advise", "topology", topology, Topology)
     if not layers:
         raise InputError("advise: needs at least one layer")
     integer("advise", "tokens", tokens, 1)

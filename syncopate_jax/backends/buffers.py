@@ -99,6 +99,7 @@ def place_buffers(plan: Plan, axis_map: AxisMap, writes: Iterable[str]) -> Buffe
 
     Raises InputError if the plan starts from a tensor that is not bound.
     """
+    require_bound(plan, axis_map)
     written = {b.tensor for b in axis_map.bindings if b.operand in set(writes)}
     read = {b.tensor for b in axis_map.bindings} - written
     items, origins = {}, {}
@@ -118,19 +119,21 @@ def place_buffers(plan: Plan, axis_map: AxisMap, writes: Iterable[str]) -> Buffe
             if np.any(goals[0] < goals[1]):
                 items[name, "result"] = Buffer(name, "result", *goals)
         else:
-            _refuse_unbound(plan, name)
             items[name, "result"] = Buffer(name, "result", *_union(goals, _arrivals(plan, name)))
     return Buffers(plan, items, origins)
 
 
-def _refuse_unbound(plan: Plan, tensor: str) -> None:
+def require_bound(plan: Plan, axis_map: AxisMap) -> None:
     """Raises InputError if ranks start with data of a tensor that is bound to nothing."""
+    bound = {b.tensor for b in axis_map.bindings}
     for region in plan.initial:
-        if region.tensor == tensor and region.box.size:
+        name = region.tensor
+        if name not in bound and region.box.size:
             raise InputError(
-                f"plan {plan.name}: rank {region.rank} starts with {tensor}{region.box}, but the "
-                f"axis map binds {tensor} to no operand or result that could hold it; bind it, or "
-                f"use a plan that starts from what the kernel reads or writes"
+                f"plan {plan.name}: rank {region.rank} starts with {name}{region.box}, but the "
+                f"axis map binds {name} to no operand or result that could hold it; bind it, as in "
+                f"{{{name!r}: operand}}, since nothing is bound by equal names, or use a plan that "
+                f"starts from what the kernel reads or writes"
             )
 
 

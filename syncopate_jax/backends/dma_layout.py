@@ -100,6 +100,7 @@ class BlockTable:
 class Layout:
     """All that the kernel's text needs; see the attributes' types.
 
+    ``reordered``: the reduction axes that some rank walks in another order than the grid's;
     ``leave_together``: some rank could leave before all have entered; see ``remote_dma``.
     """
 
@@ -117,6 +118,7 @@ class Layout:
     step: Section
     step_counts: tuple[int, ...]
     reduction_axes: tuple[int, ...]
+    reordered: tuple[int, ...]
     code: Section
     branches: list[Branch]
     before: Program

@@ -24,7 +24,7 @@ from syncopate_jax.backends.in_order import START, WAIT, sequence
 from syncopate_jax.backends.interface import Work
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.ir.text import row_text
-from syncopate_jax.kernel.blocks import block_shape
+from syncopate_jax.kernel.blocks import block_shape, kept_sizes
 
 # A work is laid out when the backend is asked about it and whenever its operator is traced.
 _made: weakref.WeakKeyDictionary[Work, Layout] = weakref.WeakKeyDictionary()
@@ -58,7 +58,7 @@ class _LayoutMaker:
         self._check()
         placed = self._placed()
         layout_parts = self._operands(placed)
-        tile, step = self._coordinates()
+        tile, step, reordered = self._coordinates()
         return Layout(
             **layout_parts,
             **self._programs(placed),
@@ -66,6 +66,7 @@ class _LayoutMaker:
             step=step,
             step_counts=tuple(axis.count for axis in self.space.reduction),
             reduction_axes=self.kernel.reduction_axes,
+            reordered=reordered,
             bound=frozenset(self.tensor_of),
             table=np.concatenate(self.vector, axis=1),
         )
@@ -142,16 +143,6 @@ class _LayoutMaker:
     def _block_shape(self, operand: str, shape: Sequence[int]) -> tuple[int, ...]:
         return block_shape(self.specs[operand], tuple(shape))
 
-    def _squeezed(self, operand: str, shape: Sequence[int]) -> tuple[int | None, ...]:
-        spec = self.specs[operand]
-        sizes = self._block_shape(operand, shape)
-        if spec.block_shape is None:
-            return sizes
-        return tuple(
-            None if given is None or not isinstance(given, int | np.integer) else size
-            for given, size in zip(spec.block_shape, sizes, strict=True)
-        )
-
     # --- operands ----------------------------------------------------------------------------
 
     def _operands(self, placed: list[Placed]) -> dict[str, Any]:
@@ -169,7 +160,7 @@ class _LayoutMaker:
             operand, tensor = binding.operand, binding.tensor
             written = operand in self.kernel.results
             sample = by_key[tensor, "send" if written else "gathered"]
-            sizes = self._squeezed(operand, sample.shape)
+            sizes = kept_sizes(self.specs[operand], sample.shape)
             block = tuple(n for n in sizes if n is not None)
             parts["blocks"].append(Block(operand, block, sample.dtype))
             if written:
@@ -257,15 +248,20 @@ class _LayoutMaker:
         section = self._section(_stack(rows, 2 + ndim))
         return BlockTable(LANDING, ((tensor, LANDING),), (None, *sizes), section)
 
-    def _coordinates(self) -> tuple[Section, Section]:
-        """Index along the parallel axes by tile position, along the reduction axes by step."""
+    def _coordinates(self) -> tuple[Section, Section, tuple[int, ...]]:
+        """Index along the parallel axes by tile position, along the reduction axes by step.
+
+        Then the reduction axes that some rank walks in another order than the grid's.
+        """
         index = self.space.grid_indices()
         parallel = [index[axis.name][:, 0] for axis in self.space.parallel]
         reduction = [index[axis.name][0] for axis in self.space.reduction]
         order, k_order = self.schedule.order, self.schedule.k_order
         tile = np.stack([i[order] for i in parallel], -1) if parallel else order[..., None] * 0
         step = np.stack([i[k_order] for i in reduction], -1) if reduction else k_order[..., None]
-        return self._section(tile), self._section(step)
+        walked = zip(self.kernel.reduction_axes, reduction, strict=True)
+        reordered = tuple(axis for axis, i in walked if (i[k_order] != i).any())
+        return self._section(tile), self._section(step), reordered
 
     # --- instructions ------------------------------------------------------------------------
 

@@ -20,16 +20,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax._src.pallas import core as pallas_core  # grid_env: read at 0.11.2 and 0.12.0.1
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from syncopate_jax.backends import dma_tables
-from syncopate_jax.backends.dma_layout import BlockTable, Branch, Layout, Program
+from syncopate_jax.backends.dma_layout import LANDING, BlockTable, Branch, Layout, Program
 from syncopate_jax.backends.in_order import SENT, START, WAIT
 from syncopate_jax.backends.interface import Emitted, Work, too_wide, wrong_target
 from syncopate_jax.backends.peers import barrier_id, peer_id
-from syncopate_jax.errors import SyncopateError
+from syncopate_jax.errors import SyncopateError, UnsupportedError
+from syncopate_jax.kernel.traced_body import check_body, trace_body
 from syncopate_jax.options import Launch
 from syncopate_jax.registry import backends
 
@@ -50,13 +50,14 @@ class RemoteDma:
         """Why the work cannot be done here; None when it can."""
         if target not in self.targets:
             return wrong_target(self.name, self.targets, target)
+        if fault := work.kernel.body_fault():
+            return f"{self.name} runs an ordinary Pallas body: {fault}"
         if reason := too_wide(work):
             return f"{self.name}: {reason}"
         try:
-            dma_tables.lay_out(work)
+            return _body_reason(work, dma_tables.lay_out(work))
         except SyncopateError as error:
             return str(error)
-        return None
 
     def emit(self, work: Work, target: str) -> Emitted:
         """The fused kernel of one rank, over ``work.axis_names``."""
@@ -68,6 +69,26 @@ class RemoteDma:
             return _Kernel(work, layout, barrier).call(operands, settings)
 
         return emitted
+
+
+def _body_reason(work: Work, layout: Layout) -> str | None:
+    """Why the body cannot be run in the schedule's order, as far as it is known before a call."""
+    kernel, plan = work.kernel, work.schedule.plan
+    dtypes = {b.operand: plan.tensor(b.tensor).dtype for b in work.axis_map.bindings}
+    supposed = [*dtypes.values(), *(out.dtype for out in kernel.out_shape), "float32"][0]
+    try:
+        check_body(
+            kernel,
+            {name: access.shape for name, access in work.accesses.items()},
+            {name: dtypes.get(name, supposed) for name in kernel.operands},
+            layout.reordered,
+            next((b.block for b in layout.blocks if b.name == LANDING), None),
+        )
+    except UnsupportedError as error:
+        return f"remote_dma: {error}"
+    except Exception:  # of operands that no plan moves the dtype is a guess: the call tells it
+        return None
+    return None
 
 
 def _interpretation(settings: Any) -> Any:
@@ -189,8 +210,8 @@ class _Kernel:
         state.run(self.layout.before, at)
         for name in self.layout.loads:
             state.load(name, at)
-        with self._local_grid(table, tile, step):
-            self.kernel.body(*state.body_refs(), **state.addend(tile))
+        body = trace_body(self.kernel, state.body_refs(), self.layout.reordered, state.addend(tile))
+        body(*self._local_grid(table, tile, step))
 
         @pl.when(step == self.steps - 1)
         def _() -> None:
@@ -214,15 +235,13 @@ class _Kernel:
             )
         pl.semaphore_wait(barrier, self._ranks)
 
-    def _local_grid(self, table: jax.Ref, tile: jax.Array, step: jax.Array) -> Any:
-        """``pl.program_id`` as the local kernel expects it; reduction axes count visits."""
+    def _local_grid(
+        self, table: jax.Ref, tile: jax.Array, step: jax.Array
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """The local kernel's grid indices, and the same with visits along reduction axes."""
         indices = self._grid_indices(table, tile, step)
-        visits = self.layout.visits(step)
-        for axis, visit in zip(self.layout.reduction_axes, visits, strict=True):
-            indices[axis] = visit
-        return pallas_core.grid_env(
-            [pallas_core.GridAxis(i, n) for i, n in zip(indices, self.kernel.grid, strict=True)]
-        )
+        visits = dict(zip(self.layout.reduction_axes, self.layout.visits(step), strict=True))
+        return indices, [visits.get(axis, index) for axis, index in enumerate(indices)]
 
 
 class _Refs:

@@ -74,6 +74,13 @@ class Xla:
         """Why the work cannot be done here; None when it can."""
         if target not in self.targets:
             return f"xla works with targets {', '.join(self.targets)}, not {target!r}"
+        kernel = work.kernel
+        if kernel.reference is None and kernel.body_fault():
+            return (
+                f"xla runs a kernel's plain-JAX reference or its ordinary Pallas body, and kernel "
+                f"{kernel.name} has neither; give it reference=, a function of the operands "
+                f"{', '.join(kernel.operands)} in plain JAX"
+            )
         try:
             work.axis_map.require_in_order()
             place_buffers(work.schedule.plan, work.axis_map, work.kernel.results)

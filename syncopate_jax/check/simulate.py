@@ -23,6 +23,7 @@ from syncopate_jax.check.deadlock import raise_deadlock
 from syncopate_jax.check.engine import Engine, transfer_bytes
 from syncopate_jax.check.timing import Timeline
 from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.ir.arguments import instance
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.schedule import Schedule
 from syncopate_jax.ir.topology import Topology
@@ -126,6 +127,7 @@ def compare(
     progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:
     """Predicted times of ``schedule`` fused, and of its plan and its tiles one after the other."""
+    instance("compare", "schedule", schedule, Schedule)
     plan = schedule.plan
     fused = simulate(
         plan,
@@ -141,6 +143,10 @@ def compare(
 
 
 def _check(plan: Plan, topology: Topology, schedule: Schedule | None) -> None:
+    instance("simulate", "plan", plan, Plan)
+    instance("simulate", "topology", topology, Topology)
+    if schedule is not None:
+        instance("simulate", "schedule", schedule, Schedule)
     if topology.num_ranks != plan.num_ranks:
         raise InputError(
             f"simulate {plan.name}: topology {topology.name} has {topology.num_ranks} ranks, "

@@ -25,6 +25,7 @@ from syncopate_jax.check.report import Report
 from syncopate_jax.check.sources import check_sources
 from syncopate_jax.check.values import check_values
 from syncopate_jax.errors import Finding, PlanError, UnsupportedError
+from syncopate_jax.ir.arguments import instance
 from syncopate_jax.ir.plan import Plan
 
 UNREADABLE = ("unsorted", "bad-index", "bad-group", "no-such-op", "not-an-end")
@@ -36,7 +37,10 @@ def verify(plan: Plan) -> tuple[Finding, ...]:
 
     The plan cannot deadlock; no order that it allows changes a result; every goal is met, by
     deliveries that are each made once. Faults beyond 100 of one kind are counted, not listed.
+
+    Raises InputError for what is no plan.
     """
+    instance("verify", "plan", plan, Plan)
     report = Report(plan)
     instances = find_malformed(plan, report)
     if all(finding.code not in UNREADABLE for finding in report.findings):

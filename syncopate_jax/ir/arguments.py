@@ -11,6 +11,24 @@ from syncopate_jax.errors import InputError
 MAX_EXTENT = 2**31 - 1  # columns are int32
 
 
+MADE_BY = {
+    "Plan": (
+        "syncopate_jax.templates.get(name)(ranks, shape, …) makes one, "
+        "syncopate_jax.ir.serial.load reads one from a file"
+    ),
+    "Topology": "syncopate_jax.ir.presets.preset(name, ranks) makes one, such as 'h200'",
+}
+"""Where what users are often asked for comes from, by its type."""
+
+
+def instance(where: str, what: str, value: Any, kind: type) -> None:
+    """Raises InputError unless ``value`` is a ``kind``."""
+    if not isinstance(value, kind):
+        name = kind.__name__
+        hint = f"; {MADE_BY[name]}" if name in MADE_BY else ""
+        raise InputError(f"{where}: {what} needs a {name}, found {value!r}{hint}")
+
+
 def integer(where: str, what: str, value: Any, least: int) -> int:
     """``value`` as an int of at least ``least`` that fits the columns; else raises InputError."""
     try:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import os
 from collections.abc import Callable
 from dataclasses import fields
@@ -76,7 +77,8 @@ def to_json(plan: Plan) -> str:
         "origins": list(plan.origins),
         "columns": {name: column.ravel().tolist() for name, column in columns.items()},
     }
-    return json.dumps(tree, separators=(",", ":"))
+    # A plan made by hand may have NumPy's integers in its boxes.
+    return json.dumps(tree, separators=(",", ":"), default=operator.index)
 
 
 def from_json(text: str) -> Plan:

@@ -27,6 +27,16 @@ def block_shape(spec: pl.BlockSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
     return _sizes(spec.block_shape)
 
 
+def kept_sizes(spec: pl.BlockSpec, shape: tuple[int, ...]) -> tuple[int | None, ...]:
+    """``block_shape``, with None for the dimensions that the body does not see."""
+    sizes = block_shape(spec, shape)
+    given = sizes if spec.block_shape is None else spec.block_shape
+    return tuple(
+        None if dim is None or isinstance(dim, pl.Squeezed) else size
+        for dim, size in zip(given, sizes, strict=True)
+    )
+
+
 def block_indices(spec: pl.BlockSpec, grid: tuple[int, ...], where: str, ndim: int = 0) -> Array:
     """Block index at every grid point: int64 [*grid, dims]; ``ndim`` dims if it has no map.
 

@@ -34,8 +34,13 @@ class PallasKernel:
     the arguments that it is made of.
 
     The grid axes on which no output's block depends are reduction axes: a tile walks them, and the
-    fused kernel may walk them in another order, so in ``body`` their ``pl.program_id`` counts
-    visits (0 is the first, the grid's extent less one the last) and block edges must not cut them.
+    fused kernel may walk them in another order, so block edges must not cut them. In ``body``
+    ``pl.program_id`` is the block's index, as in ``pl.pallas_call``; only a comparison with the
+    first or last number of a reduction axis that decides a ``pl.when`` or ``lax.cond`` is true at
+    the tile's first or last step. See ``docs/own_kernels.md``.
+
+    Tiles are computed in another order too, and must not depend on each other: scratch may carry
+    something from step to step of a tile, but not from tile to tile.
 
     Attributes:
       body: ``body(*input_refs, *output_refs, *scratch_refs)``; if ``has_addend`` it also takes
@@ -45,19 +50,20 @@ class PallasKernel:
       operands, results: names of the inputs and outputs, in order.
       in_specs, out_specs: one BlockSpec each, as for ``pl.pallas_call``.
       out_shape: one ShapeDtypeStruct a result.
-      scratch_shapes: as for ``pl.pallas_call``.
+      scratch_shapes: as for ``pl.pallas_call``; what a tile finds there is anything.
       has_addend: whether ``body`` takes ``addend``.
       reference: the same function of the operands in plain JAX, used by the ``xla`` backend.
       loop: the kernel as it is written for target ``mosaic_gpu``, where it has no grid but is
-        handed its loop over tiles; ``body`` is then unused.
-      triton: the kernel as it is written for target ``triton``, see ``triton_body.triton_kernel``.
+        handed its loop over tiles; ``body`` may then be None, and is for other targets.
+      triton: the kernel as it is written for target ``triton``, see ``triton_body.triton_kernel``;
+        ``body`` may then be None too.
       name: shown in programs and messages; that of ``body`` unless given.
 
     Raises:
       InputError: an argument is another kind of thing, or arrays, names and specs do not pair up.
     """
 
-    body: Callable[..., None]
+    body: Callable[..., None] | None
     grid: tuple[int, ...] = ()
     operands: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
@@ -117,8 +123,8 @@ class PallasKernel:
         )
         for name, spec in named:
             check_spec(f"{self.name}: {name}", spec, self.grid)
-        if self.loop is None and self.triton is None:
-            self._check_body()
+        if self.loop is None and self.triton is None and (fault := self.body_fault()):
+            raise InputError(fault)
         reference: Any = self.reference
         count = len(self.operands)
         if reference is not None and not (callable(reference) and takes(reference, count)):
@@ -136,16 +142,32 @@ class PallasKernel:
         if len(set(repeated)) != len(repeated):
             raise InputError(f"{self.name}: operand and result names repeat: {repeated}")
 
-    def _check_body(self) -> None:
+    def body_fault(self) -> str | None:
+        """Why ``body`` is none that runs on a grid; None where it is one."""
+        if self.body is None and (self.loop is not None or self.triton is not None):
+            target = "mosaic_gpu" if self.triton is None else "triton"
+            return (
+                f"{self.name}: a kernel for {target} alone, without a body that runs on a grid; "
+                f"compile it with target={target!r}"
+            )
         refs = [*self.operands, *self.results, *map(str, self.scratch_shapes)]
         addend = {"addend": None} if self.has_addend else {}
         body: Any = self.body
         if not callable(body) or not takes(body, len(refs), **addend):
             by_name = " and addend by name" if addend else ""
-            raise InputError(
+            return (
                 f"{self.name}: body must be a function of {len(refs)} references, one for each of "
                 f"{', '.join(refs)}{by_name}, found {self.body!r}"
             )
+        return None
+
+    @property
+    def grid_body(self) -> Callable[..., None]:
+        """``body``; raises UnsupportedError where the kernel has none that runs on a grid."""
+        fault = self.body_fault()
+        if self.body is None or fault:
+            raise UnsupportedError(fault)
+        return self.body
 
     @property
     def loop_body(self) -> LoopBody:
@@ -169,7 +191,7 @@ class PallasKernel:
     def __call__(self, *operands: jax.Array, interpret: Any = False) -> list[jax.Array]:
         """Runs the kernel alone, in its natural order; one array a result."""
         return pl.pallas_call(
-            self.body,
+            self.grid_body,
             grid=self.grid,
             in_specs=list(self.in_specs),
             out_specs=list(self.out_specs),
@@ -233,8 +255,8 @@ class PallasKernel:
         ``shapes`` gives extents in elements; ``source`` says in messages who gave them. Accesses
         whose dimensions each follow one grid axis come as Access, others as BoxAccess.
 
-        Raises InputError where a block begins outside its array, or a result is not written whole,
-        each block of it by one tile.
+        Raises InputError where a block begins outside its array, operands and blocks end apart (see
+        ``check_reach``), or a result is not written whole, each block of it by one tile.
         """
         specs = dict(zip(self.operands, self.in_specs, strict=True))
         found = {name: (specs[name], tuple(shape), False) for name, shape in shapes.items()}
@@ -242,6 +264,8 @@ class PallasKernel:
             found[name] = (spec, tuple(out.shape), True)
         for name, (spec, shape, write) in found.items():
             self.check_blocks(name, spec, shape, source="" if write else source)
+            if not write:
+                self.check_reach(name, shape, source=source, whole=True)
         reduction = self.reduction_axes
         for name, (spec, shape, write) in found.items():
             if write:
@@ -297,6 +321,48 @@ class PallasKernel:
                 f"numbered from 0 to {tuple(count - 1 for count in counts)}; {len(outside)} of "
                 f"{index[..., 0].size} grid points are outside"
             )
+
+    def check_reach(
+        self, name: str, shape: tuple[int, ...], *, source: str = "", whole: bool = False
+    ) -> None:
+        """Raises InputError where blocks of operand ``name`` reach beyond its ``shape``.
+
+        A block beside the last element holds anything there, which an ordinary body would compute
+        with; only where a result ends in the same way is that cut off. With ``whole``, blocks must
+        reach the end of ``shape``, too. ``source`` says who gave the shape.
+        """
+        specs = dict(zip(self.operands, self.in_specs, strict=True))
+        block = block_shape(specs[name], shape)
+        index = block_indices(specs[name], self.grid, f"{self.name}: {name}", len(shape))
+        if not index.size:
+            return
+        ends = ((index.reshape(-1, len(shape)).max(axis=0) + 1) * block).tolist()
+        for d, (end, extent) in enumerate(zip(ends, shape, strict=True)):
+            if end > max(extent, 1):
+                others = self.loop is not None or self.triton is not None  # they read zeros there
+                if others or self._ends_alike(index[..., d], block[d], extent):
+                    continue
+                fault = "tiles would compute with what lies beyond it"
+            elif whole and end < extent:
+                fault = "no tile reads the rest"
+            else:
+                continue
+            given = f"{tuple(shape)}, as {source} has it" if source else f"{tuple(shape)}"
+            raise InputError(
+                f"{self.name}: blocks {block} of {name} on grid {self.grid} reach to "
+                f"{tuple(ends)}, its shape is {given}: along dimension {d} {fault}; make the two "
+                f"agree"
+            )
+
+    def _ends_alike(self, index: np.ndarray, block: int, extent: int) -> bool:
+        """Whether blocks along some dimension of a result are where these are, with its extent."""
+        for name, spec, out in zip(self.results, self.out_specs, self.out_shape, strict=True):
+            sizes = block_shape(spec, tuple(out.shape))
+            made = block_indices(spec, self.grid, f"{self.name}: {name}", len(out.shape))
+            for d, size in enumerate(sizes):
+                if (size, out.shape[d]) == (block, extent) and np.array_equal(made[..., d], index):
+                    return True
+        return False
 
     def _follow(
         self, name: str, spec: pl.BlockSpec, shape: tuple[int, ...]

@@ -34,6 +34,8 @@ INTRA = ("natural", "grouped", "snake")
 INTER = ("arrival", "natural")
 NEVER = np.iinfo(np.int64).max
 """Due time of a tile that no operation needs."""
+_SHOWN = 3
+"""Operations of a circle that a message lists; the others are like them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,11 +202,16 @@ def _refuse_circle(graph: DepGraph, waiting: list[int]) -> None:
         shown += [report.name(dep) for dep in after]
         return (
             f"waits for {', '.join(shown) or 'the operation before it'} in a circle of operations "
-            f"and tiles; choose tiles that end where chunks end, or verify the plan"
+            f"and tiles"
         )
 
     report.rows("circular-wait", stuck, text)
-    raise PlanError(graph.plan.name, report.findings)
+    advice = (
+        "operations and tiles wait for each other, since tiles make parts of several chunks: "
+        "choose tiles that end where chunks end, or a plan whose chunks end where tiles end; else "
+        "verify the plan"
+    )
+    raise PlanError(graph.plan.name, report.findings, limit=_SHOWN, advice=advice)
 
 
 def _dense(ready: Array, due: Array) -> Array:

@@ -208,6 +208,7 @@ class Operator:
                 )
             if name not in shapes:
                 kernel.check_blocks(name, spec, tuple(x.shape))
+                kernel.check_reach(name, tuple(x.shape))
             if self._is_kernel and self.target != "triton" and is_wide(x.dtype):
                 raise UnsupportedError(f"{self.name}: {narrower(f'operand {name}', x.dtype)}")
             if name in shapes and tuple(x.shape) != shapes[name]:

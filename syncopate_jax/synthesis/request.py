@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from syncopate_jax.errors import InputError
-from syncopate_jax.ir.arguments import axis_of, extents, integer, one_of, origin_text
+from syncopate_jax.ir.arguments import axis_of, extents, instance, integer, one_of, origin_text
 from syncopate_jax.ir.comm import COLLECTIVES, REDUCTIONS
 from syncopate_jax.ir.moves import MODES
 from syncopate_jax.ir.plan import ITEM_SIZES
@@ -115,6 +115,7 @@ def make_request(
     """The request for these arguments, which are those of ``synthesize``; raises InputError."""
     where = name or f"synthesis_{kind}"
     one_of("synthesis", "kind", kind, COLLECTIVES)
+    instance(where, "topology", topology, Topology)
     one_of(where, "dtype", dtype, tuple(sorted(ITEM_SIZES)))
     members = _group(where, topology, group)
     whole = extents(where, shape)
@@ -190,9 +191,10 @@ def _group(where: str, topology: Topology, group: Sequence[int] | None) -> tuple
 def _root(where: str, members: tuple[int, ...], root: int | None) -> int:
     if root is None:
         return members[0]
-    if root not in members:
-        raise InputError(f"{where}: root {root} is not one of the group {members}")
-    return root
+    found = integer(where, "root", root, 0)
+    if found not in members:
+        raise InputError(f"{where}: root {found} is not one of the group {members}")
+    return found
 
 
 def _blocks(

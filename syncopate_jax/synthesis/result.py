@@ -86,13 +86,14 @@ def exchanged_plan(
     """
     sent, shape, axis = request.sent, request.shards.shape, request.shards.axis
     lo, hi, shift = block_boxes(request)
+    into_lo, into_hi = lo + shift, hi + shift
     goals = [
         Goal(
             request.members[d],
             request.out,
-            Box(tuple(lo[s, d] + shift[s, d]), tuple(hi[s, d] + shift[s, d])),
+            Box(tuple(into_lo[s, d].tolist()), tuple(into_hi[s, d].tolist())),
             request.tensor,
-            tuple(lo[s, d]),
+            tuple(lo[s, d].tolist()),
             (request.members[s],),
         )
         for s, d in np.argwhere(np.all(hi > lo, axis=-1)).tolist()

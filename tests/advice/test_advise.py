@@ -98,6 +98,18 @@ def test_nodes_are_tried_by_template_too(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "degree 4, synthesis: reduce_scatter is refused here" in advice.refused
 
 
+@pytest.mark.parametrize("layers", ["llama3-8b", 3, ("qkv",)])
+def test_layers_of_another_kind(layers: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        advise(layers, presets.nodes(2, 2))
+    assert str(caught.value) == (
+        f"advise: layers needs a sequence of Layer, found {layers!r}; "
+        f"syncopate_jax.advice.layers.model_layers(name) gives those of a model"
+    )
+    with pytest.raises(InputError, match="advise: topology needs a Topology, found 'h200'"):
+        advise((IN, OUT), "h200")  # type: ignore[arg-type]
+
+
 def test_a_refusal_at_one_degree_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advise_module, "synthesize", refusing("reduce_scatter"))
     # Ranks in a row, each joined to the next: no template of a reduce-scatter fits four of them.

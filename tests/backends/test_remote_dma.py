@@ -8,8 +8,10 @@ from typing import Any
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 
 from syncopate_jax.backends import buffers, dma_tables
 from syncopate_jax.backends.interface import Work, interpret_settings
@@ -22,6 +24,7 @@ from syncopate_jax.ir.comm import P2P, ComputeDep
 from syncopate_jax.ir.plan import Tensor
 from syncopate_jax.ir.schedule import Rows
 from syncopate_jax.kernel.axis_map import AxisMap, Binding
+from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
 from syncopate_jax.plans.broadcast import broadcast
 from tests import interpret
@@ -181,6 +184,84 @@ def test_a_broadcast_leaves_no_semaphore_counting(mode: str) -> None:
     finally:
         interpret_settings.reset(token)
     chex.assert_trees_all_close(y, np.tile(x * s, (3, 1)))
+
+
+def test_a_body_that_asks_which_step_of_a_reduction_it_is_at() -> None:
+    """Rank 1 starts with its own columns, the second block, and weighs it as the second."""
+
+    def body(x: jax.Ref, y: jax.Ref) -> None:
+        k = pl.program_id(1)
+
+        @pl.when(k == 0)
+        def _() -> None:
+            y[...] = jnp.zeros_like(y)
+
+        y[...] += x[...] * (1 + 2 * k + 10 * pl.program_id(0))
+
+    kernel = PallasKernel(
+        body,
+        grid=(2, 2),
+        operands=("x",),
+        results=("y",),
+        in_specs=pl.BlockSpec((4, 2), lambda i, k: (i, k)),
+        out_specs=pl.BlockSpec((4, 2), lambda i, k: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((8, 2), jnp.float32),
+    )
+    plan = all_gather_swizzle(2, (8, 4), dtype="float32", axis=1)
+    operator = fuse(kernel, plan, {"x": "x"}, axis_name="t", backend="remote_dma")
+    fn = jax.shard_map(
+        lambda x: operator(x)[0],
+        mesh=cases.ranks_mesh(2),
+        in_specs=jax.P(None, "t"),
+        out_specs=jax.P("t"),
+    )
+    x = np.arange(32, dtype="f").reshape(8, 4)
+    scale = 1 + 10 * np.repeat([0, 1], 4)[:, None]
+    wanted = x[:, :2] * scale + x[:, 2:] * (scale + 2)
+    np.testing.assert_array_equal(jax.jit(fn)(x), np.tile(wanted, (2, 1)))
+
+
+def test_a_body_that_cannot_be_walked_in_another_order() -> None:
+    """At compile, if the body can be traced there, so that auto takes xla; else at the call."""
+
+    def body(x: jax.Ref, s: jax.Ref, y: jax.Ref) -> None:
+        y[...] = jnp.zeros_like(y)
+        if s.dtype == x.dtype and not guessed:
+            raise TypeError("an index was expected")
+
+        @pl.when(pl.program_id(1) == 0)
+        def _() -> None:
+            y[...] = x[...]
+
+    kernel = PallasKernel(
+        body,
+        grid=(2, 2),
+        operands=("x", "s"),
+        results=("y",),
+        in_specs=[
+            pl.BlockSpec((4, 2), lambda i, k: (i, k)),
+            pl.BlockSpec((4, 2), lambda i, k: (0, 0)),
+        ],
+        out_specs=pl.BlockSpec((4, 2), lambda i, k: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((8, 2), jnp.float32),
+        name="picks",
+    )
+    plan = all_gather_swizzle(2, (8, 4), dtype="float32", axis=1)
+    refusal = "kernel picks: what the body does where pl.program_id(1) is first or last depends on"
+    guessed = True
+    operator = fuse(kernel, plan, {"x": "x"}, axis_name="t")
+    assert operator.backend.name == "xla" and refusal in operator.passed_over["remote_dma"]
+    guessed = False
+    operator = fuse(kernel, plan, {"x": "x"}, axis_name="t")
+    assert operator.backend.name == "remote_dma"
+    fn = jax.shard_map(
+        lambda x, s: operator(x, s)[0],
+        mesh=cases.ranks_mesh(2),
+        in_specs=(jax.P(None, "t"), jax.P()),
+        out_specs=jax.P("t"),
+    )
+    with pytest.raises(UnsupportedError, match=re.escape(refusal)):
+        jax.jit(fn)(np.ones((8, 4), "f"), np.ones((4, 2), "i"))
 
 
 class TestBuffers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import sys
@@ -71,7 +72,8 @@ def test_compile_names_what_is_missing_before_a_device() -> None:
     make = functools.partial(compiler.compile, axis_name="r", target="triton")
     text = named(lambda: make(scaled(), plan, bound, backend="ldst_dedicated"))
     assert text.endswith(f":\n  ldst_dedicated: {MISSING}")
-    assert make(scaled(), plan, bound).backend.name == "xla"  # which needs neither
+    plain = dataclasses.replace(scaled(), reference=lambda x: x, grid_spec=None)
+    assert make(plain, plan, bound).backend.name == "xla"  # which needs neither
 
 
 @pytest.mark.usefixtures("all_missing")
@@ -291,6 +293,19 @@ def scatter() -> Any:
     return templates.get("reduce_scatter_direct")(2, (8, 3), axis=0, tensor="y", dtype="float32")
 
 
+def test_xla_needs_the_reference_of_a_kernel_without_a_body() -> None:
+    plan = gather_plan(2, x=(8, 3, 8))
+    assert refusal(scaled(), plan, {"x": "x"}, "xla") == (
+        "no backend can fuse plan own_gather with kernel scaled for target triton:\n"
+        "  xla: xla runs a kernel's plain-JAX reference or its ordinary Pallas body, and kernel "
+        "scaled has neither; give it reference=, a function of the operands x in plain JAX"
+    )
+    with pytest.raises(UnsupportedError, match="scaled: a kernel for triton alone, without a body"):
+        compiler.compile(
+            scaled(), plan, {"x": "x"}, axis_name="r", backend="remote_dma", target="tpu"
+        )
+
+
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_call, "NEEDED", ())
     plan = gather_plan(2, x=(8, 3, 8))
@@ -405,7 +420,7 @@ def test_tiles_beyond_what_a_rank_gets_are_not_read_at_peers() -> None:
 
 def test_a_triton_kernel_is_no_pallas_kernel() -> None:
     with pytest.raises(
-        InputError, match="a Triton kernel is no Pallas kernel; compile it with tar"
+        UnsupportedError, match="scaled: a kernel for triton alone, without a body that runs on a"
     ):
         scaled()(jnp.zeros((8, 3, 8)))
 

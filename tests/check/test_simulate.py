@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -430,6 +432,22 @@ def test_tile_costs_are_checked() -> None:
         simulate(plan, topology(2), tile_seconds=1.0)
     with pytest.raises(InputError, match="topology idle gives rank 0 no flops; pass tile_seconds"):
         simulate(plan, Topology("idle", 2, ()), schedule, tile_flops=1.0)
+
+
+def test_arguments_of_other_kinds() -> None:
+    plan: Any = plan_of([], [])
+    with pytest.raises(InputError, match=r"simulate: plan needs a Plan, found 'a'; syncopate_jax"):
+        simulate("a", topology(2))  # type: ignore[arg-type]
+    with pytest.raises(
+        InputError,
+        match=r"simulate: topology needs a Topology, found 'h200'; syncopate_jax.ir.presets.preset"
+        r"\(name, ranks\) makes one, such as 'h200'",
+    ):
+        simulate(plan, "h200")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="simulate: schedule needs a Schedule, found 3"):
+        simulate(plan, topology(2), 3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="compare: schedule needs a Schedule, found Plan"):
+        compare(plan, topology(2))
 
 
 def test_schedules_are_checked() -> None:

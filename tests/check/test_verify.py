@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import re
 
 import numpy as np
 import pytest
 
 from syncopate_jax.check.goals import run_goals
 from syncopate_jax.check.verify import check, verify
-from syncopate_jax.errors import Finding, PlanError, SyncopateError
+from syncopate_jax.errors import Finding, InputError, PlanError, SyncopateError
 from syncopate_jax.ir.columns import Columns
 from syncopate_jax.ir.comm import Collective, Operation
 from syncopate_jax.ir.plan import Plan
@@ -111,6 +112,15 @@ def scrambled(rng: random.Random) -> Plan:
         changed[name] = np.sort(column) if name == "rank" and rng.random() < 0.5 else column
     columns = {name: getattr(plan.columns, name) for name in Columns.__slots__}
     return plan.with_columns(Columns(**(columns | changed)))
+
+
+def test_what_is_no_plan() -> None:
+    for wrong in ("ring.json", None):
+        with pytest.raises(InputError, match=re.escape(
+            f"verify: plan needs a Plan, found {wrong!r}; syncopate_jax.templates.get(name)(ranks, "
+            f"shape, …) makes one, syncopate_jax.ir.serial.load reads one from a file"
+        )):  # fmt: skip
+            verify(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("error")

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syncopate_jax.errors import FormatError, InputError
+from syncopate_jax.ir.chunk import Box
 from syncopate_jax.ir.plan import Plan, same_plan
 from syncopate_jax.ir.serial import from_json, load, save, to_json
 from syncopate_jax.ir.text import to_text
@@ -57,6 +58,13 @@ def test_files_read_back_the_same(tmp_path: Path) -> None:
     plan = replace(all_gather_ring(4, (7, 3), split=2), name="naïve ring ✓")
     save(plan, tmp_path / "ring.json")
     assert same_plan(load(str(tmp_path / "ring.json")), plan)
+
+
+def test_numbers_of_numpy_are_written_too() -> None:
+    plain = all_reduce_two_shot(2, (4, 2))
+    whole = Box(tuple(np.array([0, 0])), tuple(np.array([4, 2])))
+    goals = tuple(replace(goal, box=whole, rank=np.int64(goal.rank)) for goal in plain.goals)
+    assert to_json(replace(plain, goals=goals)) == to_json(plain)
 
 
 def test_a_file_of_text_is_read_too(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from syncopate_jax.errors import InputError
 from syncopate_jax.ir import presets
 from syncopate_jax.ir.comm import COLLECTIVES
 from syncopate_jax.ir.plan import same_plan
+from syncopate_jax.ir.serial import from_json, to_json
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.registry import templates
 from syncopate_jax.synthesis.synthesize import bound, synthesize
@@ -98,6 +99,16 @@ def test_an_all_to_all_may_change_the_sharded_dimension() -> None:
     assert_sound(plan)
     assert len(plan.tensors) == 1
     assert [goal.box.shape for goal in plan.goals] == [(5, 3), (5, 4)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [("all_to_all", {}), ("broadcast", {"root": np.int64(1)}), ("all_gather", {})],
+)
+def test_plans_hold_plain_integers(kind: str, arguments: dict[str, Any]) -> None:
+    plan = synthesize(kind, presets.nodes(2, 2), (8, 4), **arguments)
+    assert "int64" not in repr((plan.initial, plan.goals, plan.origins))
+    assert same_plan(from_json(to_json(plan)), plan)
 
 
 def test_sums_may_be_maxima_and_need_not_wait_for_tiles() -> None:
@@ -270,6 +281,13 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 def test_refuses(kind: str, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         synthesize(kind, presets.ring(4), **({"shape": (8, 4)} | wrong))
+
+
+def test_a_topology_is_no_name() -> None:
+    with pytest.raises(
+        InputError, match="synthesis_broadcast: topology needs a Topology, found 'h"
+    ):
+        synthesize("broadcast", "h200", (8, 4))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", COLLECTIVES)

@@ -1,0 +1,162 @@
+"""Whether a body makes a tile of what another tile left in scratch memory.
+
+Tiles are computed in the order in which chunks arrive, which differs from rank to rank, so each
+must stand alone. The body is followed through all steps of some tiles, with the tile's indices
+known: a result stored from scratch that this tile has not written is another tile's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend import core
+
+from syncopate_jax.errors import UnsupportedError
+
+MOST_STEPS = 512
+"""Steps of a tile that are followed: the first ones, and the last."""
+
+KNOWN: dict[str, Callable[..., Any]] = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "not": np.invert,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "rem": np.fmod,
+}
+"""What is computed of known numbers; booleans are NumPy's."""
+STALE = object()
+"""A value, or the contents of a reference, in which another tile's scratch may be."""
+
+
+def check_state(
+    name: str,
+    jaxpr: Any,
+    grid: Sequence[int],
+    reduction: Sequence[int],
+    *,
+    scratch: Sequence[bool],
+    results: Sequence[bool],
+) -> None:
+    """Raises UnsupportedError where a tile surely stores what another left in scratch.
+
+    ``jaxpr`` has the grid's indices as its first inputs; ``scratch`` and ``results`` say of each
+    constant whether it is such a reference. What cannot be told, such as a store under a condition
+    on data, counts as right.
+    """
+    if not any(scratch) or 0 in grid:
+        return
+    held = [var for var, is_scratch in zip(jaxpr.constvars, scratch, strict=True) if is_scratch]
+    stored = [var for var, is_result in zip(jaxpr.constvars, results, strict=True) if is_result]
+    steps = [range(n) if a in reduction else range(1) for a, n in enumerate(grid)]
+    points = list(itertools.islice(itertools.product(*steps), MOST_STEPS))
+    points.append(tuple(numbers[-1] for numbers in steps))
+    for part in (0, 1, 2):  # a tile of the beginning, of the middle and of the end
+        tile = [0 if a in reduction else (n - 1) * part // 2 for a, n in enumerate(grid)]
+        walk = _Walk(stored)
+        refs: dict[Any, Any] = dict.fromkeys(held, STALE)
+        for point in points:
+            here = [np.int32(t + s) for t, s in zip(tile, point, strict=True)]
+            walk.run(jaxpr, dict(zip(jaxpr.invars, here, strict=False)), refs)
+            if walk.found:
+                where = tuple(int(i) for i in here)
+                raise UnsupportedError(
+                    f"kernel {name}: the tile at grid point {where} makes its result of what an "
+                    f"earlier tile left in scratch, but tiles are computed in the order in which "
+                    f"chunks arrive; start the scratch at the first step of every tile, or use "
+                    f"backend 'xla'"
+                )
+
+
+class _Walk:
+    """Follows one tile; references are variables of the outermost program."""
+
+    def __init__(self, stored: Iterable[Any]):
+        self.stored, self.found = set(stored), False
+
+    def run(
+        self,
+        jaxpr: Any,
+        known: dict[Any, Any],
+        refs: dict[Any, Any],
+        outer: dict[Any, Any] | None = None,
+    ) -> list[Any]:
+        """Runs ``jaxpr``; ``outer`` names its references as the outermost program does."""
+        outer = {} if outer is None else outer
+
+        def value(v: Any) -> Any:
+            return np.asarray(v.val)[()] if isinstance(v, core.Literal) else known.get(v)
+
+        for eqn in jaxpr.eqns:
+            ins = [value(v) for v in eqn.invars]
+            there = [None if isinstance(v, core.Literal) else outer.get(v, v) for v in eqn.invars]
+            outs = self._equation(eqn, ins, there, refs)
+            known.update(zip(eqn.outvars, outs, strict=True))
+        return [value(v) for v in jaxpr.outvars]
+
+    def _equation(
+        self, eqn: Any, ins: list[Any], there: list[Any], refs: dict[Any, Any]
+    ) -> list[Any]:
+        name, outs = eqn.primitive.name, len(eqn.outvars)
+        if name in ("get", "swap", "addupdate"):
+            before = refs.get(there[0])
+            if name != "get":
+                self._store(there[0], ins[1], refs, adds=name == "addupdate")
+            return [before] * outs
+        if name == "cond" and _is_number(ins[0]):
+            branches = eqn.params["branches"]
+            chosen = branches[min(max(int(ins[0]), 0), len(branches) - 1)].jaxpr
+            return self._inside(chosen, ins[1:], there[1:], refs)
+        if name in ("jit", "pjit", "closed_call"):
+            return self._inside(eqn.params["jaxpr"].jaxpr, ins, there, refs)
+        if name == "select_n" and _is_number(ins[0]):
+            return [ins[1 + int(ins[0])]]
+        if name == "mul" and any(_is_number(v) and v == 0 for v in ins):
+            return [None]
+        touched = [ref for ref in there if ref in refs]
+        for ref in touched:  # in a way that is not followed, so it may well be written
+            refs[ref] = None
+        if not touched and any(v is STALE for v in ins):
+            return [STALE] * outs
+        return [self._computed(eqn, ins)] * outs
+
+    def _store(self, ref: Any, value: Any, refs: dict[Any, Any], *, adds: bool) -> None:
+        stale = value is STALE or (adds and refs.get(ref) is STALE)
+        if ref in refs:
+            refs[ref] = STALE if stale else None
+        self.found |= stale and ref in self.stored
+
+    def _inside(
+        self, jaxpr: Any, ins: list[Any], there: list[Any], refs: dict[Any, Any]
+    ) -> list[Any]:
+        outer = dict(zip(jaxpr.invars, there, strict=True))
+        return self.run(jaxpr, dict(zip(jaxpr.invars, ins, strict=True)), refs, outer)
+
+    @staticmethod
+    def _computed(eqn: Any, ins: list[Any]) -> Any:
+        """The number that is computed of known ones, or None; one in all places is a number too."""
+        name = eqn.primitive.name
+        if not ins or not all(_is_number(v) for v in ins):
+            return None
+        if name in KNOWN:
+            with np.errstate(all="ignore"):
+                return KNOWN[name](*ins)
+        if name == "convert_element_type":
+            return np.dtype(eqn.params["new_dtype"]).type(ins[0])
+        if name in ("broadcast_in_dim", "reshape", "squeeze"):
+            return ins[0]
+        return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, np.generic)

@@ -1,0 +1,233 @@
+"""What a body asks of ``pl.program_id`` along a reduction that is walked in another order.
+
+Two things, which fall apart once chunks arrive in another order than the grid's: which block this
+is (``k * 16 + iota``), and whether the tile is at its first or last step (``pl.when(k == 0)``). A
+comparison that tells the first or the last number from all others, and does nothing but decide a
+``pl.when`` or ``lax.cond``, asks the latter; every other use asks the former.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jax.extend import core
+
+from syncopate_jax.errors import UnsupportedError
+
+COMPARISONS = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
+LOGIC = ("and", "or", "not", "convert_element_type")
+CALLS = ("jit", "pjit", "closed_call")
+Use = tuple[int, int]
+"""An equation of the body, and the axis whose number it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """The number along an axis; ``use`` is where the body handed it on."""
+
+    axis: int
+    use: Use = (-1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asks:
+    """A truth value made of nothing of the axes but whether a tile is at its first or last step."""
+
+    uses: frozenset[Use]
+
+
+BLOCK, STATE = "block", "state"
+Value = _Number | _Asks | str | None
+"""BLOCK: made of the step's blocks alone; STATE: of what steps before it left too; None: neither.
+A reference is what reading it gives."""
+
+
+def asking_visits(
+    name: str,
+    jaxpr: Any,
+    counts: Mapping[int, int],
+    *,
+    blocks: Sequence[bool],
+    state: Sequence[bool],
+) -> Any:
+    """``jaxpr``, in which what asks for first or last steps takes visits in place of indices.
+
+    Its first inputs are indices, as many visits follow. ``counts`` has the axes that are walked in
+    another order; ``blocks`` and ``state`` say of each constant whether it is a reference to blocks
+    of the step, or to what steps leave behind.
+
+    Raises UnsupportedError where one number is asked both, or where something done at the first or
+    last step depends on which block that is.
+    """
+    if not counts:
+        return jaxpr
+    reader = _Reader(name, counts)
+    given: list[Value] = [
+        BLOCK if of_block else STATE if kept else None
+        for of_block, kept in zip(blocks, state, strict=True)
+    ]
+    half = len(jaxpr.invars) // 2
+    numbers: list[Value] = [_Number(a) if a in counts else None for a in range(2 * half)]
+    reader.walk(jaxpr, given, numbers, top=True)
+    visits = dict(zip(jaxpr.invars[:half], jaxpr.invars[half:], strict=True))
+    eqns = list(jaxpr.eqns)
+    for (at, axis), asked in reader.asked.items():
+        if len(asked) > 1:
+            raise UnsupportedError(
+                f"kernel {name}: one value that the body makes of pl.program_id({axis}) both "
+                f"decides what is done at the first or last step and is used as the block's "
+                f"number, but this plan walks that reduction in the order of arrival, so the first "
+                f"step is not block 0: compare pl.program_id({axis}) anew for each use; or use "
+                f"backend 'xla'"
+            )
+        if "visit" in asked:
+            index = jaxpr.invars[axis]
+            invars = [visits[index] if v is index else v for v in eqns[at].invars]
+            eqns[at] = eqns[at].replace(invars=invars)
+    return jaxpr.replace(eqns=eqns)
+
+
+class _Reader:
+    def __init__(self, name: str, counts: Mapping[int, int]):
+        self.name, self.counts = name, counts
+        self.asked: dict[Use, set[str]] = {}
+
+    def walk(
+        self,
+        jaxpr: Any,
+        constants: Sequence[Value],
+        inputs: Sequence[Value],
+        *,
+        deciding: frozenset[Use] = frozenset(),
+        top: bool = False,
+    ) -> list[Value]:
+        """Reads the uses of numbers; returns what the outputs are.
+
+        ``deciding``: the numbers that decide whether this is run at all, at a first or last step.
+        """
+        known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *inputs], strict=True))
+
+        def value(v: Any) -> Value:
+            return None if isinstance(v, core.Literal) else known.get(v)
+
+        for at, eqn in enumerate(jaxpr.eqns):
+            ins = [value(v) for v in eqn.invars]
+            if top:
+                ins = [replace(v, use=(at, v.axis)) if isinstance(v, _Number) else v for v in ins]
+            known.update(zip(eqn.outvars, self._equation(eqn, ins, deciding), strict=True))
+        return [value(v) for v in jaxpr.outvars]
+
+    def _equation(self, eqn: Any, ins: list[Value], deciding: frozenset[Use]) -> list[Value]:
+        name = eqn.primitive.name
+        if name in COMPARISONS and (use := self._asks_for_an_end(eqn, ins)):
+            return [_Asks(frozenset([use]))]
+        asks = frozenset(use for v in ins if isinstance(v, _Asks) for use in v.uses)
+        if name in LOGIC and asks and not any(isinstance(v, _Number) for v in ins):
+            return [_Asks(asks)]
+        if name == "cond":
+            return self._cond(eqn, ins, deciding)
+        if inner := _bodies(eqn, ins):
+            outs = [
+                self.walk(jaxpr, constants, inputs, deciding=deciding)
+                for jaxpr, constants, inputs in inner
+            ]
+            if name in CALLS:
+                return outs[0]
+            return [self._used([*ins, *outs[-1]], deciding)] * len(eqn.outvars)
+        if deciding and name == "get" and ins[0] == BLOCK:
+            raise self._depends(deciding)
+        return [self._used(ins, deciding)] * len(eqn.outvars)
+
+    def _asks_for_an_end(self, eqn: Any, ins: list[Value]) -> Use | None:
+        """The use of a number that a comparison sorts into one end and the rest."""
+        for number, other in ((0, 1), (1, 0)):
+            value, literal = ins[number], eqn.invars[other]
+            if isinstance(value, _Number) and isinstance(literal, core.Literal):
+                sides: list[Any] = [np.arange(self.counts[value.axis])] * 2
+                sides[other] = literal.val
+                true = COMPARISONS[eqn.primitive.name](*sides)
+                few = np.flatnonzero(true if true.sum() == 1 else ~true).tolist()
+                if few in ([0], [len(true) - 1]):
+                    return value.use
+        return None
+
+    def _cond(self, eqn: Any, ins: list[Value], deciding: frozenset[Use]) -> list[Value]:
+        chosen, operands = ins[0], ins[1:]
+        if isinstance(chosen, _Asks):
+            self._ask("visit", chosen.uses)
+            deciding |= chosen.uses
+            if BLOCK in [
+                v for v, var in zip(operands, eqn.invars[1:], strict=True) if not _is_ref(var)
+            ]:
+                raise self._depends(deciding)
+        else:
+            self._used([chosen], deciding)
+        outs = [
+            self.walk(
+                branch.jaxpr, [None] * len(branch.jaxpr.constvars), operands, deciding=deciding
+            )
+            for branch in eqn.params["branches"]
+        ]
+        return [self._used(list(out), deciding) for out in zip(*outs, strict=True)]
+
+    def _used(self, values: Sequence[Value], deciding: frozenset[Use]) -> Value:
+        """What is made of ``values``; numbers among them are asked for the block's index."""
+        found: set[Value] = set()
+        for value in values:
+            if isinstance(value, _Number | _Asks):
+                if deciding:
+                    raise self._depends(deciding)
+                self._ask("index", [value.use] if isinstance(value, _Number) else value.uses)
+                found.add(BLOCK)
+            else:
+                found.add(value)
+        return STATE if STATE in found else BLOCK if BLOCK in found else None
+
+    def _ask(self, what: str, uses: Sequence[Use] | frozenset[Use]) -> None:
+        for use in uses:
+            self.asked.setdefault(use, set()).add(what)
+
+    def _depends(self, deciding: frozenset[Use]) -> UnsupportedError:
+        axes = " and ".join(f"pl.program_id({axis})" for axis in sorted({a for _, a in deciding}))
+        return UnsupportedError(
+            f"kernel {self.name}: what the body does where {axes} is first or last depends on the "
+            f"block of that step, but this plan walks that reduction in the order of arrival, so "
+            f"the first step is not block 0: only start and finish under this condition, and use "
+            f"the step's block at every step alike; or use backend 'xla'"
+        )
+
+
+def _is_ref(var: Any) -> bool:
+    return hasattr(var.aval, "inner_aval")
+
+
+def _bodies(eqn: Any, ins: list[Value]) -> list[tuple[Any, list[Value], list[Value]]]:
+    """The programs inside an equation, with what their constants and inputs are.
+
+    Of a loop that carries something, the first turn stands for all.
+    """
+    if eqn.primitive.name == "while":
+        first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        carried = ins[first + second :]
+        return [
+            (eqn.params["cond_jaxpr"].jaxpr, [], ins[:first] + carried),
+            (eqn.params["body_jaxpr"].jaxpr, [], ins[first : first + second] + carried),
+        ]
+    found = []
+    for jaxpr in core.jaxprs_in_params(eqn.params):
+        unknown: list[Value] = [None] * len(jaxpr.constvars)
+        if len(jaxpr.invars) == len(ins):
+            found.append((jaxpr, unknown, ins))
+        elif len(jaxpr.constvars) == len(ins):  # pl.run_scoped: its inputs are its references
+            found.append((jaxpr, ins, [None] * len(jaxpr.invars)))
+    return found

@@ -1,0 +1,119 @@
+"""Scratch in which a tile finds what another left, and scratch in which it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.kernel.local import PallasKernel
+from syncopate_jax.kernel.traced_body import check_body
+
+
+def check(body: Callable[..., None]) -> None:
+    """Tiles along grid axes 0 and 1, a reduction along 2, two scratch arrays."""
+    block = pl.BlockSpec((1, 1), lambda i, j, k: (i, j))
+    kernel = PallasKernel(
+        body,
+        grid=(3, 5, 2),
+        operands=("x",),
+        results=("y",),
+        in_specs=block,
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct((3, 5), jnp.float32),
+        scratch_shapes=[pltpu.VMEM((1, 1), jnp.float32)] * 2,
+        name="sums",
+    )
+    check_body(kernel, {}, {"x": "float32"}, (), None)
+
+
+def under_a_tiles_number(x: Any, y: Any, acc: Any, _: Any) -> None:
+    @pl.when((pl.program_id(1) == 0) & (pl.program_id(2) == 0))
+    def _() -> None:
+        acc[...] = jnp.zeros_like(acc)
+
+    acc[...] += x[...]
+    y[...] = acc[...]
+
+
+def by_where(x: Any, y: Any, acc: Any, _: Any) -> None:
+    acc[...] = jnp.where(pl.program_id(1) % 4 == 0, 0.0, acc[...]) + x[...]
+
+    @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
+    def _() -> None:
+        y[...] = jnp.exp(acc[...])
+
+
+def never_started(x: Any, y: Any, acc: Any, total: Any) -> None:
+    total[...] = x[...]
+    acc[...] += total[...]
+    y[...] = acc[...]
+
+
+@pytest.mark.parametrize("body", [under_a_tiles_number, by_where, never_started])
+def test_state_of_another_tile(body: Callable[..., None]) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        check(body)
+    at = (0, 0, 0) if body is never_started else (1, 2, 0 if body is under_a_tiles_number else 1)
+    assert str(caught.value) == (
+        f"kernel sums: the tile at grid point {at} makes its result of what an earlier tile left "
+        f"in scratch, but tiles are computed in the order in which chunks arrive; start the "
+        f"scratch at the first step of every tile, or use backend 'xla'"
+    )
+
+
+def started_at_the_first_step(x: Any, y: Any, acc: Any, _: Any) -> None:
+    @pl.when(pl.program_id(2) == 0)
+    def _() -> None:
+        acc[...] = jnp.zeros_like(acc)
+
+    acc[...] += x[...]
+    y[...] = acc[...]
+
+
+def started_by_where(x: Any, y: Any, acc: Any, _: Any) -> None:
+    acc[...] = jnp.where(pl.program_id(2) == 0, 0.0, acc[...]) + x[...]
+    y[...] = acc[...]
+
+
+def masked_by_zero(x: Any, y: Any, acc: Any, _: Any) -> None:
+    acc[...] = acc[...] * (pl.program_id(2) != 0).astype(jnp.float32) + x[...]
+    y[...] = acc[...]
+
+
+def the_step_before(x: Any, y: Any, now: Any, before: Any) -> None:
+    """At the first step stale scratch is moved, and nobody uses it."""
+    before[...] = now[...]
+    now[...] = x[...]
+
+    @pl.when(pl.program_id(2) > 0)
+    def _() -> None:
+        y[...] = before[...] + now[...]
+
+
+def under_a_condition_on_data(x: Any, y: Any, acc: Any, _: Any) -> None:
+    @pl.when(x[0, 0] > 0)
+    def _() -> None:
+        acc[...] = x[...]
+
+    y[...] = acc[...]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        started_at_the_first_step,
+        started_by_where,
+        masked_by_zero,
+        the_step_before,
+        under_a_condition_on_data,
+    ],
+)
+def test_tiles_that_stand_alone_or_may(body: Callable[..., None]) -> None:
+    check(body)

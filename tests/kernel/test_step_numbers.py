@@ -1,0 +1,175 @@
+"""What a body may ask of the number of a step that is walked in another order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.kernel.local import PallasKernel
+from syncopate_jax.kernel.traced_body import check_body, trace_body
+
+COUNT = 4
+ARRIVAL = (2, 0, 3, 1)
+
+
+def kernel(body: Callable[..., None]) -> PallasKernel:
+    """Sums blocks of one number along grid axis 1; ``s`` is the same at every step."""
+    return PallasKernel(
+        body,
+        grid=(2, COUNT),
+        operands=("x", "s"),
+        results=("y",),
+        in_specs=[
+            pl.BlockSpec((1, 1), lambda i, k: (i, k)),
+            pl.BlockSpec((1, 1), lambda i, k: (i, 0)),
+        ],
+        out_specs=pl.BlockSpec((1, 1), lambda i, k: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((2, 1), jnp.float32),
+        scratch_shapes=pltpu.VMEM((1, 1), jnp.float32),
+        name="sums",
+    )
+
+
+def walked(body: Callable[..., None], x: np.ndarray) -> jax.Array:
+    """The kernel's result, with the steps of each tile walked in the order of ARRIVAL."""
+    local = kernel(body)
+
+    def step(order: Any, x_ref: Any, *refs: Any) -> None:
+        tile, visit = pl.program_id(0), pl.program_id(1)
+        traced = trace_body(local, [x_ref, *refs], (1,), {})
+        traced([tile, order[visit]], [tile, visit])
+
+    spec = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1,
+        grid=local.grid,
+        in_specs=[
+            pl.BlockSpec((1, 1), lambda i, v, order: (i, order[v])),
+            pl.BlockSpec((1, 1), lambda i, v, order: (i, 0)),
+        ],
+        out_specs=pl.BlockSpec((1, 1), lambda i, v, order: (i, 0)),
+        scratch_shapes=local.scratch_shapes,
+    )
+    call = pl.pallas_call(step, grid_spec=spec, out_shape=local.out_shape[0], interpret=True)
+    return call(jnp.array(ARRIVAL), x, jnp.full((2, 1), 3.0))
+
+
+def weighed(x: Any, s: Any, y: Any, acc: Any) -> None:
+    k = pl.program_id(1)
+
+    @pl.when(k == 0)
+    def _() -> None:
+        acc[...] = s[...]
+
+    acc[...] += x[...] * (k + 10 * pl.program_id(0)).astype(jnp.float32)
+
+    @pl.when(k == pl.num_programs(1) - 1)
+    def _() -> None:
+        y[...] = acc[...]
+
+
+def nested(x: Any, s: Any, y: Any, acc: Any) -> None:
+    """All conditions on visits inside another, and one block picked out."""
+
+    @pl.when(pl.program_id(0) >= 0)
+    def _() -> None:
+        @pl.when(pl.program_id(1) < 1)
+        def _() -> None:
+            acc[...] = s[...]
+
+    k = pl.program_id(1)
+
+    @pl.when((k == 1) | (k == 2))
+    def _() -> None:
+        acc[...] += x[...] * k
+
+    acc[...] += x[...] * jnp.where(pl.program_id(1) == 3, 3.0, 0.0)
+    acc[...] += lax.fori_loop(0, 2, lambda i, total: total + 5 * x[...] * k, jnp.zeros((1, 1)))
+
+    @pl.when(jnp.logical_not(pl.program_id(1) != pl.num_programs(1) - 1))
+    def _() -> None:
+        y[...] = acc[...]
+
+
+@pytest.mark.parametrize(
+    ("body", "weights"),
+    [(weighed, [[0, 1, 2, 3], [10, 11, 12, 13]]), (nested, [[0, 11, 22, 33], [0, 11, 22, 33]])],
+)
+def test_results_are_those_of_the_natural_order(
+    body: Callable[..., None], weights: list[list[int]]
+) -> None:
+    x = np.arange(1, 9, dtype="f").reshape(2, COUNT)
+    wanted = 3 + (x * weights).sum(axis=1, keepdims=True)
+    np.testing.assert_array_equal(walked(body, x), wanted)
+
+
+def refusal(body: Callable[..., None], reordered: tuple[int, ...] = (1,)) -> str:
+    dtypes = {"x": "float32", "s": "float32"}
+    check_body(kernel(body), {}, dtypes, (), None)  # in the natural order all is well
+    with pytest.raises(UnsupportedError) as caught:
+        check_body(kernel(body), {}, dtypes, reordered, None)
+    return str(caught.value)
+
+
+def stores_or_adds(x: Any, s: Any, y: Any, acc: Any) -> None:
+    @pl.when(pl.program_id(1) == 0)
+    def _() -> None:
+        y[...] = x[...]
+
+    @pl.when(pl.program_id(1) > 0)
+    def _() -> None:
+        y[...] += x[...]
+
+
+def passes_a_block(x: Any, s: Any, y: Any, acc: Any) -> None:
+    part = 2 * x[...]
+
+    @pl.when(pl.program_id(1) == COUNT - 1)
+    def _() -> None:
+        y[...] = part
+
+
+def passes_its_number(x: Any, s: Any, y: Any, acc: Any) -> None:
+    k = pl.program_id(1)
+
+    @pl.when(k == 0)
+    def _() -> None:
+        y[...] = s[...] * k
+
+
+@pytest.mark.parametrize("body", [stores_or_adds, passes_a_block, passes_its_number])
+def test_a_first_step_that_depends_on_its_block(body: Callable[..., None]) -> None:
+    assert refusal(body) == (
+        "kernel sums: what the body does where pl.program_id(1) is first or last depends on the "
+        "block of that step, but this plan walks that reduction in the order of arrival, so the "
+        "first step is not block 0: only start and finish under this condition, and use the "
+        "step's block at every step alike; or use backend 'xla'"
+    )
+
+
+def test_one_value_that_is_asked_both() -> None:
+    def body(x: Any, s: Any, y: Any, acc: Any) -> None:
+        first = pl.program_id(1) == 0
+
+        @pl.when(first)
+        def _() -> None:
+            y[...] = s[...]
+
+        y[...] += jnp.where(first, 2.0, 1.0) * x[...]
+
+    assert re.match(
+        re.escape(
+            "kernel sums: one value that the body makes of pl.program_id(1) both decides what is "
+            "done at the first or last step and is used as the block's number"
+        ),
+        refusal(body),
+    )
