@@ -13,7 +13,6 @@ from syncopate_jax.check.verify import verify
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir import presets
 from syncopate_jax.ir.comm import COLLECTIVES
-from syncopate_jax.ir.plan import same_plan
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.registry import templates
 from syncopate_jax.synthesis.synthesize import bound, synthesize
@@ -119,7 +118,7 @@ def test_names_and_origin_say_what_was_asked() -> None:
 
 def test_the_same_arguments_give_the_same_plan() -> None:
     made = [synthesize("all_gather", presets.nodes(2, 2), (8, 6), seed=3) for _ in range(2)]
-    assert same_plan(*made)
+    assert made[0] == made[1]
 
 
 def test_channels_that_are_asked_for_are_used() -> None:
