@@ -69,8 +69,9 @@ class Launch:
             raise InputError(
                 "launch: there is no GPU whose multiprocessors could be counted; on CPUs and TPUs "
                 "use backend 'remote_dma' or 'xla' (and leave out target), or give "
-                "syncopate_jax.options.Launch(sms=…) to compile for a GPU that is not here, by "
-                "jax.jit(f).trace(…).lower(lowering_platforms=('cuda',))"
+                "launch=syncopate_jax.options.Launch(sms=132) to compile for a GPU that is not "
+                "here, by jax.jit(f).trace(…).lower(lowering_platforms=('cuda',)); with that "
+                "launch backend 'copy_engine' runs on CPUs too"
             )
         return self.sms // ranks if self.folded else self.sms
 
@@ -90,7 +91,8 @@ class Options:
         Kernels that talk to peers need a mesh whose devices are in the order of their ids.
       target: what the local kernel is written in; None: the usual one of the backend, ``tpu`` for
         ``remote_dma`` (which CPUs interpret) and ``mosaic_gpu`` for what runs on GPUs.
-      plan: a Plan, the name of a plan template, or None for the operator's usual template.
+      plan: a Plan, the name of a plan template, or None for the operator's usual template; ``xla``
+        refuses one that fused backends would refuse, and uses none.
       split: pieces each rank's chunk is cut into; None lets the operator choose. Where partial
         results are added it is lowered to the next number that gives whole tiles.
       tiles: tile sizes by letter (``{"m": 128, "n": 128, "k": 64}``), in elements, kept as sorted

@@ -64,13 +64,15 @@ class Advice:
     """Predictions for all layers at all degrees, for groups of ``tokens`` tokens each.
 
     ``choices`` holds one entry a degree and layer, degrees ascending; ``refused`` says why other
-    plans, or all plans at a degree that is left out, cannot be used on the topology.
+    plans, or degrees that are left out, cannot be used; ``one_rank`` is the seconds that the
+    topology's first rank would take for all layers by itself.
     """
 
     topology: str
     tokens: int
     choices: tuple[Choice, ...]
     refused: tuple[str, ...]
+    one_rank: float
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -86,9 +88,8 @@ class Advice:
 
     def efficiency(self, degree: int) -> float:
         """Share of the ranks' computing rate that is left: time on one rank over rank-seconds."""
-        work = sum(choice.compute * degree for choice in self.at(degree))
         spent = degree * self.seconds(degree)
-        return work / spent if spent else 1.0
+        return self.one_rank / spent if spent else 1.0
 
     @property
     def best(self) -> int:
@@ -112,7 +113,8 @@ def advise(
     rest of the ranks would hold other groups, which work on other tokens.
 
     Args:
-      tp_degrees: powers of 2 that divide the number of ranks and every layer's cut, if None.
+      tp_degrees: if None, the powers of 2 that divide the number of ranks, ``tokens`` and every
+        layer's cut; why others are left out is in ``refused``.
       tokens: of one group; must be a multiple of every degree.
       splits: pieces a shard that are tried.
 
@@ -131,10 +133,10 @@ def advise(
         raise InputError("advise: needs at least one layer")
     integer("advise", "tokens", tokens, 1)
     one_of("advise", "dtype", dtype, tuple(sorted(ITEM_SIZES)))
-    degrees = _degrees(layers, topology, tokens, tp_degrees)
+    degrees, refused = _degrees(layers, topology, tokens, tp_degrees)
     total, done = len(degrees) * len(layers), 0
+    one_rank = sum(_alone(layer, topology, tokens) for layer in layers)
     choices: list[Choice] = []
-    refused: list[str] = []
     for degree in degrees:
         part = subset(topology, range(degree))
         best: list[Choice] = []
@@ -154,38 +156,54 @@ def advise(
     if not choices:
         listed = "\n".join(f"  {reason}" for reason in refused)
         raise InputError(f"advise: no degree can be used on topology {topology.name}:\n{listed}")
-    return Advice(topology.name, tokens, tuple(choices), tuple(refused))
+    return Advice(topology.name, tokens, tuple(choices), tuple(refused), one_rank)
 
 
 def _degrees(
     layers: Sequence[Layer], topology: Topology, tokens: int, asked: Sequence[int] | None
-) -> tuple[int, ...]:
+) -> tuple[tuple[int, ...], list[str]]:
+    """The degrees to try, and why others are not; raises where one that was asked for is not."""
+    ranks = topology.num_ranks
     if asked is None:
-        found, degree = [], 1
-        while degree <= topology.num_ranks:
-            shared = (topology.num_ranks, tokens, *(layer.cut for layer in layers))
-            if all(extent % degree == 0 for extent in shared):
-                found.append(degree)
-            degree *= 2
-        return tuple(found)
+        powers = [2**i for i in range(ranks.bit_length())]
+        whys = {degree: _unfit(layers, tokens, degree) for degree in powers}
+        for degree in powers:
+            if ranks % degree:
+                whys[degree] = f"topology {topology.name} has {ranks} ranks, not a multiple of it"
+        left_out = [f"degree {degree}: {why}" for degree, why in whys.items() if why]
+        return tuple(degree for degree in powers if not whys[degree]), left_out
     degrees = tuple(sorted({integer("advise", "tp degree", degree, 1) for degree in asked}))
     if not degrees:
         raise InputError("advise: tp_degrees is empty, needs at least one")
     for degree in degrees:
-        if degree > topology.num_ranks:
+        if degree > ranks:
             raise InputError(
                 f"advise: degree {degree} needs {degree} ranks, topology {topology.name} has "
-                f"{topology.num_ranks}"
+                f"{ranks}"
             )
-        if tokens % degree:
-            raise InputError(f"advise: {tokens} tokens cannot be shared by degree {degree}")
-        for layer in layers:
-            if layer.cut % degree:
-                raise InputError(
-                    f"advise: layer {layer.name} shares {layer.cut} "
-                    f"{'columns' if layer.gathers else 'rows'}, not a multiple of degree {degree}"
-                )
-    return degrees
+        if why := _unfit(layers, tokens, degree):
+            raise InputError(f"advise: {why}")
+    return degrees, []
+
+
+def _unfit(layers: Sequence[Layer], tokens: int, degree: int) -> str | None:
+    """Why ``degree`` ranks cannot share the tokens and the layers."""
+    if tokens % degree:
+        return f"{tokens} tokens cannot be shared by degree {degree}"
+    for layer in layers:
+        if layer.cut % degree:
+            return (
+                f"layer {layer.name} shares {layer.cut} "
+                f"{'columns' if layer.gathers else 'rows'}, not a multiple of degree {degree}"
+            )
+    return None
+
+
+def _alone(layer: Layer, topology: Topology, tokens: int) -> float:
+    """Seconds of a whole layer on the topology's first rank."""
+    if topology.flops[0] == 0:
+        raise InputError(f"advise: topology {topology.name} gives rank 0 no flops")
+    return float(2 * tokens * layer.k * layer.n / topology.flops[0])
 
 
 def _choices(
@@ -194,9 +212,7 @@ def _choices(
     """What serves a layer on all ranks of ``topology``, and why other plans do not."""
     ranks = topology.num_ranks
     if ranks == 1:
-        if topology.flops[0] == 0:
-            raise InputError(f"advise: topology {topology.name} gives rank 0 no flops")
-        seconds = float(2 * tokens * layer.k * layer.n / topology.flops[0])
+        seconds = _alone(layer, topology, tokens)
         return [Choice(layer.name, 1, "none", 1, seconds, True, seconds, 0.0)], []
     kind = "all_gather" if layer.gathers else "reduce_scatter"
     if layer.gathers:

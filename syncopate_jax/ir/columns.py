@@ -66,6 +66,14 @@ class Columns:
             object.__setattr__(self, field.name, column)
         self._check_lengths()
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Columns):
+            return NotImplemented
+        return all(np.array_equal(getattr(self, k), getattr(other, k)) for k in self.__slots__)
+
+    def __hash__(self) -> int:
+        return hash(self.src_lo.shape)
+
     @property
     def n(self) -> int:
         """Number of operations."""

@@ -129,11 +129,12 @@ class Goal:
         return Chunk(self.source or self.tensor, Box(lo, hi))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A communication plan over ``num_ranks`` ranks; immutable.
 
     ``columns`` holds the operations (see ``columns.py``); ``ops`` and ``op`` give them as objects.
+    Plans are equal where every field is, every operation among them.
     """
 
     name: str
@@ -168,6 +169,10 @@ class Plan:
                 f"plan {self.name}: boxes have {self.columns.ndim} dimensions, "
                 f"a tensor has {widest}"
             )
+
+    def __hash__(self) -> int:
+        """Of what is short: plans of large groups have many goals and operations."""
+        return hash((self.name, self.num_ranks, self.tensors, self.columns))
 
     @property
     def num_ops(self) -> int:
@@ -253,12 +258,3 @@ def pad_box(box: Box, ndim: int) -> tuple[list[int], list[int]]:
     """``lo`` and ``hi`` of ``box`` padded with ``0:1`` to ``ndim`` dimensions."""
     extra = ndim - box.ndim
     return [*box.lo, *[0] * extra], [*box.hi, *[1] * extra]
-
-
-def same_plan(a: Plan, b: Plan) -> bool:
-    """Whether two plans are equal in every field and every column."""
-    heads = ("name", "num_ranks", "tensors", "initial", "goals", "channels", "groups", "origins")
-    return all(getattr(a, head) == getattr(b, head) for head in heads) and all(
-        np.array_equal(getattr(a.columns, name), getattr(b.columns, name))
-        for name in Columns.__slots__
-    )

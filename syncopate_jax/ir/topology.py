@@ -32,7 +32,7 @@ def check_ranks(where: str, ranks: int) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Channel:
-    """The links of one channel; ranks joined by no link have bandwidth 0.
+    """The links of one channel; ranks joined by no link have bandwidth 0. Equal if all figures are.
 
     Attributes:
       name: as operations name it, such as ``nvlink``.
@@ -60,6 +60,14 @@ class Channel:
         object.__setattr__(self, "port", _frozen(self.port, np.int64))
         self._check_shapes()
         self._check_values()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Channel):
+            return NotImplemented
+        return all(np.array_equal(getattr(self, k), getattr(other, k)) for k in self.__slots__)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.num_ranks))
 
     @property
     def num_ranks(self) -> int:
@@ -101,6 +109,8 @@ class Channel:
 @dataclass(frozen=True, slots=True, eq=False)
 class Topology:
     """Ranks, the channels that join them and what each rank computes a second.
+
+    Topologies are equal where every name and figure is.
 
     Attributes:
       name: for messages and titles.
@@ -145,6 +155,16 @@ class Topology:
                     f"topology {self.name}: channel {channel.name} joins {channel.num_ranks} "
                     f"ranks, needs {self.num_ranks}"
                 )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Topology):
+            return NotImplemented
+        heads = ("name", "num_ranks", "channels", "signal_latency")
+        same = all(getattr(self, head) == getattr(other, head) for head in heads)
+        return same and np.array_equal(self.flops, other.flops)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.channels))
 
     def channel(self, name: str) -> Channel:
         """The channel called ``name``; raises InputError that lists those there are."""
@@ -211,21 +231,6 @@ def link_channel(
     return Channel(
         name, bandwidth, delay, port, ports, ports, overhead=overhead, local_ports=local_ports
     )
-
-
-def same_topology(a: Topology, b: Topology) -> bool:
-    """Whether two topologies are equal in every figure."""
-    heads = ("name", "num_ranks", "signal_latency")
-    return (
-        all(getattr(a, head) == getattr(b, head) for head in heads)
-        and np.array_equal(a.flops, b.flops)
-        and len(a.channels) == len(b.channels)
-        and all(_same_channel(x, y) for x, y in zip(a.channels, b.channels, strict=True))
-    )
-
-
-def _same_channel(a: Channel, b: Channel) -> bool:
-    return all(np.array_equal(getattr(a, key), getattr(b, key)) for key in Channel.__slots__)
 
 
 def _frozen(values: Array | Sequence[Number], dtype: type) -> Array:

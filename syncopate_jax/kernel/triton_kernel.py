@@ -35,7 +35,8 @@ def triton_kernel(
       arguments: value of every parameter that no ``reads`` or ``writes`` names; they are compiled
         in.
       out_dtypes: of every result, by name.
-      shapes: of operands and results that a tile takes whole in some dimension.
+      shapes: of operands and results that a tile takes whole in some dimension (``:``), by name:
+        ``{"x": (64, 128)}``.
       reference: the same function of the operands in plain JAX, for backend ``xla``.
       num_warps, num_stages: as for Triton.
 
@@ -120,11 +121,13 @@ class _Sizes:
         """Extents of an operand or result; ``given`` where some dimension is taken whole."""
         if given is not None and len(given) != len(access.dims):
             raise access.place.error(
-                f"{access.operand} has {len(access.dims)} dimensions here, its shape is {given}"
+                f"{access.operand} has {len(access.dims)} dimensions here, shapes= says {given}"
             )
         if given is None and None in access.dims:
             raise access.place.error(
-                f"{access.operand} has a dimension ':', so its shape must be given"
+                f"{access.operand} has a dimension ':', so its shape must be given: "
+                f"triton_kernel(…, shapes={{{access.operand!r}: (…)}}), "
+                f"{len(access.dims)} extents in elements"
             )
         return tuple(
             self.extents[name] if name is not None else (given or ())[d]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from syncopate_jax import compiler
+from syncopate_jax.check.verify import check
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.kernel.local import PallasKernel
@@ -50,6 +51,8 @@ def choose(call: Call, lhs: jax.Array, rhs: jax.Array) -> Options:
     """
     spec, axis_names, options = call.spec, call.axis_names, call.options
     backend = choose_backend(spec, options)
+    if backend == "xla":
+        check_plan(call, lhs, rhs)
     if spec.kind == "none" or options != FREE:
         return options.using(backend=backend)
     device_kind = device.kind()
@@ -126,6 +129,24 @@ def _check_options(options: Options) -> None:
     if unknown:
         known = ", ".join(sorted(matmul_tpu.MATRIX_LETTERS))
         raise InputError(f"tiles: {sorted(unknown)} are no letters; known: {known}")
+
+
+def check_plan(call: Call, lhs: jax.Array, rhs: jax.Array) -> None:
+    """Refuses a plan that no fused backend would take, where ``xla`` runs and uses none.
+
+    What a plan must do is the same for every target and all tiles. Of empty operands nothing is
+    moved, by any plan.
+
+    Raises:
+      InputError: the plan does not do what the operator's exchange does.
+      PlanError: it does not verify.
+    """
+    spec, asked = call.spec, Options(plan=call.options.plan, split=call.options.split)
+    if asked.plan is None or spec.kind == "none" or 0 in (*lhs.shape, *rhs.shape):
+        return
+    layout = block(spec, lhs.shape, rhs.shape, mesh.ranks(call.axis_names))
+    _, _, plan = prepare(spec.kind, layout, str(lhs.dtype), str(call.out_dtype), asked)
+    check(plan)
 
 
 def contract(call: Call, lhs: jax.Array, rhs: jax.Array) -> jax.Array:

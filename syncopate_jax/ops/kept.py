@@ -56,6 +56,7 @@ def _keep(call: Call, lhs: jax.Array, rhs: jax.Array) -> Pair:
     if backend != "xla":
         call = replace(call, options=call.options.using(backend=backend))
         return fused.contract_and_keep(call, lhs, rhs)
+    fused.check_plan(call, lhs, rhs)
     arrays, place = {"lhs": lhs, "rhs": rhs}, call.spec.place
     whole = arrays[place] = exchange(arrays[place], call.spec.exchange, call.axis_names)
     return product(call.spec, arrays["lhs"], arrays["rhs"], call.out_dtype), whole

@@ -14,6 +14,8 @@ from syncopate_jax.rewrite.regions import Around
 from syncopate_jax.rewrite.steps import Step
 from syncopate_jax.rewrite.swaps import SUMS, Operand, Place, Swap, Taken
 
+_THROUGH = (*steps.RESHAPES, *steps.CASTS, "transpose", "convert_element_type")
+
 
 def after_dot(
     node: Node, names: tuple[str, ...], ranks: int, place: Place, taken: Taken
@@ -30,11 +32,11 @@ def after_dot(
     while True:
         user = value.node
         if user is None:
-            return "what it moves is not made by a dot here"
+            return _not_a_dot(user)
         if user.name in ("add", "add_any") and all(_is_product(x) for x in user.inputs):
             return f"{user.name} stands between: it sums several dots, an operator has one"
         if len(user.outputs) != 1 or not user.inputs:
-            return f"what it moves is made by {user.name}, not by a dot"
+            return _not_a_dot(user)
         if any(reader not in gone for reader in value.uses):
             return f"the dot's result must go into it alone, but {uses_of(value)}"
         if user.name == "dot_general":
@@ -50,11 +52,14 @@ def after_dot(
             else:
                 narrowed = narrowed or dtype
         elif regions.is_elementwise(user):
-            if sums and user.name not in steps.LINEAR:
-                return f"{user.name} stands between, which does not commute with a sum"
-            if narrowed:
-                return f"a cast stands after {user.name}, and does not commute with it"
-            region = regions.behind(value, Around(layout, names, place))
+            around = Around(layout, names, place)
+            reason = regions.refusal_before_a_sum(user, around) if sums else None
+            if reason or narrowed:
+                maker = _maker(value)
+                if maker is None or maker.name != "dot_general":
+                    return _not_a_dot(maker)
+                return reason or f"a cast stands after {user.name}, and does not commute with it"
+            region = regions.behind(value, around)
             if isinstance(region, str):
                 return region
             done.insert(0, region.step)
@@ -63,7 +68,7 @@ def after_dot(
             continue
         else:
             if user.name not in (*steps.RESHAPES, *steps.CASTS, "transpose"):
-                return f"what it moves is made by {user.name}, not by a dot"
+                return _not_a_dot(user)
             value_before = user.inputs[0]
             moved = steps.follow(user, value_before, layout, backward=True)
             if isinstance(moved, str):
@@ -90,13 +95,33 @@ def after_dot(
     return replace(swap, out_dtype=out_dtype, shape=layout.outside, steps=tuple(done))
 
 
+def _not_a_dot(maker: Node | None) -> str:
+    if maker is None:
+        return "what it moves is not made by a dot here"
+    return f"what it moves is made by {maker.title}, not by a dot"
+
+
+def _maker(value: Value) -> Node | None:
+    """What is behind elementwise operations and reshapes: a dot if there is one."""
+    left, found = [value], list[Node]()
+    for value in left:
+        node = value.node
+        if node is None or node.name == "dot_general":
+            found = [node, *found] if node else found
+        elif regions.is_elementwise(node) or node.name in _THROUGH:
+            left += [x for x in node.inputs if x not in left]
+        else:
+            found.append(node)
+    return found[0] if found else None
+
+
 def _is_product(value: Value) -> bool:
     """Whether a value is a dot's result, or a sum of such."""
     while value.node is not None:
         name, reads = value.node.name, value.node.inputs
         if name in ("add", "add_any"):
             return all(_is_product(read) for read in reads)
-        if name not in (*steps.RESHAPES, *steps.CASTS, "transpose", "convert_element_type"):
+        if name not in _THROUGH:
             return name == "dot_general"
         value = reads[0]
     return False

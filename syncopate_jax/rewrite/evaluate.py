@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from syncopate_jax import ops
 from syncopate_jax.ops import auto_axes, explicit_axes, kept
 from syncopate_jax.ops.contraction import contract
 from syncopate_jax.ops.derived import contraction_of
@@ -38,7 +35,6 @@ from syncopate_jax.runtime import custom_call
 
 OPAQUE = ("custom_jvp_call", "custom_linear_solve")
 """Calls with a gradient rule of their own, which a change inside would leave behind."""
-OWN_FILES = str(Path(ops.__file__).parent) + os.sep
 
 Function = Callable[..., list[Any]]
 Known = dict[Value, Any]
@@ -218,8 +214,8 @@ class Rewriter:
     def _custom_vjp(self, node: Node, place: Place | None) -> Function | None:
         """The function and its forward rule rewritten; its backward rule runs as it was written."""
         jaxpr = node.params["call_jaxpr"]
-        if (jaxpr.debug_info.func_filename or "").startswith(OWN_FILES):  # objects have no file
-            self._leave(node, place, "it is inside an operator of this package")
+        if node.is_own:
+            self._leave(node, place, "it is inside an operator of this package", node.source)
             return None
         run = self.rewrite(jaxpr, place)
         if run is None:
@@ -236,18 +232,18 @@ class Rewriter:
 
         return bind
 
-    def _leave(self, node: Node, place: Place | None, reason: str) -> None:
-        """Accounts for the collectives inside a call that is not entered."""
+    def _leave(self, node: Node, place: Place | None, reason: str, source: str = "") -> None:
+        """Accounts for the collectives in a call that is not entered; all at ``source``, if any."""
         for jaxprs in graphs.bodies(node).values():
             for jaxpr in jaxprs:
                 for found in graphs.read(jaxpr, inline=True).nodes:
                     if place is None and found.name == "dot_general":
                         implied = match_typed(found, self.options), match_auto(found, self.options)
                         if any(one is not None for one in implied):
-                            self.left.append(Left(found.name, reason, found.source))
+                            self.left.append(Left(found.name, reason, source or found.source))
                     elif place is not None and found.name in COLLECTIVES:
-                        self.left.append(Left(found.name, reason, found.source))
-                    self._leave(found, place, reason)
+                        self.left.append(Left(found.name, reason, source or found.source))
+                    self._leave(found, place, reason, source)
 
     def _shard_map(self, node: Node, outer: Place | None) -> Function | None:
         params = node.params

@@ -11,8 +11,10 @@ traced in (``JaxprEqn.ctx``), which ``jax.extend.core`` shows but does not let o
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -36,6 +38,9 @@ COLLECTIVES = (
     "unreduced_psum",
     "unreduced_reduce_scatter",
 )
+
+OWN_OPERATIONS = ("fused_call", "reverse_only", "reverse_only_tangent")
+OWN_FILES = str(Path(__file__).parents[1] / "ops") + os.sep
 
 
 @dataclass(eq=False, slots=True)
@@ -84,11 +89,26 @@ class Node:
         return any(not isinstance(e, jax_core.NamedAxisEffect) for e in self.eqn.effects)
 
     @property
+    def is_own(self) -> bool:
+        """Whether it is, or is part of, an operator of this package."""
+        if self.name != "custom_vjp_call":
+            return self.name in OWN_OPERATIONS
+        written = self.params["call_jaxpr"].debug_info.func_filename  # objects have none
+        return (written or "").startswith(OWN_FILES)
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return "an operator of this package" if self.is_own else self.name
+
+    @property
     def source(self) -> str:
-        """Where the user wrote it, ``file:line (function)``."""
-        frame = jax_source.user_frame(self.eqn.source_info.traceback)
-        if frame is None:
+        """Where the user wrote it, ``file:line (function)``; of an operator, where it is called."""
+        frames = tuple(jax_source.user_frames(self.eqn.source_info.traceback))
+        if not frames:
             return "unknown place"
+        calls = (frame for frame in frames if not frame.file_name.startswith(OWN_FILES))
+        frame = next(calls, frames[0])
         return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
 
     def bind(self, args: Sequence[Any], changed: Mapping[str, Any] | None = None) -> list[Any]:
@@ -175,7 +195,7 @@ def one_use(value: Value) -> str | None:
 def uses_of(value: Value) -> str:
     """What reads a value, in words."""
     readers = ", ".join(
-        "the result of the function" if user is None else user.name for user in value.uses
+        "the result of the function" if user is None else user.title for user in value.uses
     )
     times = "once" if len(value.uses) == 1 else f"{len(value.uses)} times"
     return f"it is used {times}: {readers}"

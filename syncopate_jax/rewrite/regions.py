@@ -64,7 +64,7 @@ class Around:
             if not _is_elementwise_call(node, self.place):
                 return f"{node.name} of {_label(node)} stands between and is not elementwise"
         elif node.name not in OPERATIONS or len(node.outputs) != 1:
-            return f"{node.name} stands between, which does not commute with it"
+            return f"{node.title} stands between, which does not commute with it"
         for value in others:
             reason = steps.varies(node, value, self.layout, self.axis_names, self.place.tracked)
             if reason:
@@ -75,6 +75,31 @@ class Around:
 def is_elementwise(node: Node) -> bool:
     """Whether an operation is one that may be elementwise, to be looked at closely."""
     return node.name in (OPERATIONS - {"convert_element_type"}) | CALLS
+
+
+def refusal_before_a_sum(node: Node, around: Around) -> str | None:
+    """Why an elementwise operation on what is summed cannot follow the sum; None if it can.
+
+    A factor that all ranks share can; but in float16 it may be what keeps the sum finite.
+    """
+    if node.name in steps.LINEAR:
+        return None
+    found = {
+        x: steps.varies(node, x, around.layout, around.axis_names, around.place.tracked)
+        for x in node.inputs
+    }
+    first, moved = steps.carried(node), [x for x in node.inputs if found[x]]
+    if (node.name == "mul" and len(moved) == 1) or (
+        node.name == "div" and moved == node.inputs[:1]
+    ):
+        if node.outputs[0].aval.dtype == jnp.float16:
+            return f"{node.name} stands between, without which the sum may overflow in float16"
+        return None
+    others = [why for x, why in found.items() if why and x is not first]
+    if node.name in ("mul", "div") and others and first is node.inputs[0]:
+        return others[0]
+    name = _label(node) if node.name in CALLS else node.title
+    return f"{name} stands between, which does not commute with a sum"
 
 
 def ahead(value: Value, around: Around) -> Region | str:
@@ -149,7 +174,7 @@ def _step(nodes: Sequence[Node], start: Value, end: Value, layout: Layout) -> St
     def apply(x: jax.Array, *others: Any) -> Any:
         known = {start: x}
         for (value, (source, dims)), other in zip(spread.items(), others, strict=True):
-            known[value] = jnp.asarray(other, source.aval.dtype)
+            known[value] = jnp.asarray(other, source.aval.dtype).astype(value.aval.dtype)
             if value.aval.ndim:
                 known[value] = lax.broadcast_in_dim(known[value], shape, dims)
         _run(nodes, known, shape)

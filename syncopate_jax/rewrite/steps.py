@@ -64,7 +64,7 @@ def follow(node: Node, value: Value, layout: Layout, *, backward: bool) -> Moved
         )
     if node.name in CASTS:
         return Moved(None, layout)
-    return f"{node.name} stands between, which does not commute with it"
+    return f"{node.title} stands between, which does not commute with it"
 
 
 def _reshape(node: Node, value: Value, layout: Layout, backward: bool) -> Moved | str:
@@ -110,17 +110,31 @@ def varies(
 
 
 def source_of(value: Value) -> tuple[Value, tuple[int, ...]]:
-    """What an operand was before it was broadcast, and along which dimensions that lies."""
-    source = _before_casts(value)
+    """What an operand was before it was broadcast, and along which dimensions that lies.
+
+    It may be of another dtype.
+    """
+    source = _unvaried(value)
     if source.node is not None and source.node.name == "broadcast_in_dim":
-        return source.node.inputs[0], tuple(source.node.params["broadcast_dimensions"])
+        dims = tuple(source.node.params["broadcast_dimensions"])
+        return _unvaried(source.node.inputs[0]), dims
     return source, tuple(range(source.aval.ndim))
+
+
+def _unvaried(value: Value) -> Value:
+    """What a value was before it was said to vary, if need be of another type: a Python number."""
+    value = _before_casts(value)
+    if value.node is not None and value.node.name == "convert_element_type":
+        number = _before_casts(value.node.inputs[0])
+        return value if number is value.node.inputs[0] else number
+    return value
 
 
 def carried(node: Node) -> Value:
     """The operand of an elementwise operation that is nearer to a dot."""
     for value in node.inputs:
-        if value.node is not None and value.node.name not in ("broadcast_in_dim", "pvary"):
+        source = _unvaried(value)
+        if source.node is not None and source.node.name != "broadcast_in_dim":
             return value
     return node.inputs[0]
 

@@ -44,7 +44,7 @@ def test_layers_of_models() -> None:
 
 def test_the_best_degree_takes_least_time() -> None:
     advice = Advice(
-        "t", 64, (*choices(1, 1.0, 1.0), *choices(2, 0.5, 0.7), *choices(4, 0.7, 0.6)), ()
+        "t", 64, (*choices(1, 1.0, 1.0), *choices(2, 0.5, 0.7), *choices(4, 0.7, 0.6)), (), 2.0
     )
     assert advice.degrees == (1, 2, 4)
     assert advice.best == 2 and advice.seconds(2) == 1.2
@@ -68,6 +68,29 @@ def test_predicts_layers_at_all_degrees_that_fit() -> None:
         # So little is computed that it is not worth sharing.
         assert gather.seconds > advice.at(1)[0].seconds
     assert advice.best == 1
+
+
+def test_the_rate_is_that_of_one_rank_whatever_degrees_are_asked_for() -> None:
+    layers = model_layers("llama3-8b")
+    given: dict[str, Any] = {"tokens": 1024, "splits": (1,)}
+    both = advise(layers, presets.h200_nvlink(2), **given)
+    assert both.one_rank == both.seconds(1)
+    assert both.efficiency(2) == both.seconds(1) / (2 * both.seconds(2)) < 1.0
+    alone = advise(layers, presets.h200_nvlink(2), tp_degrees=(2,), **given)
+    assert alone.efficiency(2) == both.efficiency(2)
+
+
+def test_degrees_that_do_not_fit_are_said() -> None:
+    odd = (Layer("in", 512, 1028, True), OUT)
+    advice = advise(odd, presets.h200_nvlink(24), tokens=100, splits=(1,))
+    assert advice.degrees == (1, 2, 4)
+    assert advice.refused == (
+        "degree 8: 100 tokens cannot be shared by degree 8",
+        "degree 16: topology h200_nvlink has 24 ranks, not a multiple of it",
+    )
+    assert advise(odd, presets.h200_nvlink(8), tokens=64, splits=(1,)).refused == (
+        "degree 8: layer in shares 1028 columns, not a multiple of degree 8",
+    )
 
 
 def test_templates_that_lack_links_are_left_out() -> None:
@@ -154,7 +177,7 @@ def test_refuses_topologies_without_rates_or_ways() -> None:
 
 
 def test_table_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    advice = Advice("t", 64, (*choices(1, 1.0, 1.0), *choices(2, 0.5, 0.7)), ())
+    advice = Advice("t", 64, (*choices(1, 1.0, 1.0), *choices(2, 0.5, 0.7)), (), 2.0)
     text = curve.table(advice)
     assert "2  l1     ring  " in text and "700000.0" in text
     assert "degree   2:  1200000.0 us   83% of the ranks' rate" in text

@@ -8,7 +8,10 @@ program has written is NaN.
 from __future__ import annotations
 
 import functools
+import re
+import runpy
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -174,6 +177,21 @@ def split(whole: np.ndarray, ranks: int, axis: int) -> np.ndarray:
 
 def repeated(whole: np.ndarray, ranks: int) -> np.ndarray:
     return np.stack([whole] * ranks)
+
+
+def test_the_kernel_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What docs/triton.md makes is right, folded as it says."""
+    page = (Path(__file__).parents[2] / "docs/triton.md").read_text()
+    code = "".join(re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S))
+    code = code.replace("sms=132, folded", "sms=8, folded").replace(
+        "jax.config.update", "(lambda *_: 0)"
+    )
+    (tmp_path / "page.py").write_text(code)
+    made = runpy.run_path(str(tmp_path / "page.py"))
+    x, s = random(64, 128), random(64, seed=1)
+    found = made["on_one"](split(x, 4, 0), s)
+    np.testing.assert_allclose(found, repeated(x * s[:, None], 4), rtol=1e-6)
+    np.testing.assert_array_equal(made["y"], np.tile(np.arange(64.0), 4)[:, None] * np.ones(128))
 
 
 MATMULS = {

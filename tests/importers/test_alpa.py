@@ -96,6 +96,13 @@ def test_strategies(name: str, cuts: dict[str, int], scatters: str) -> None:
     assert (found.by_role, found.scatters) == (cuts, scatters)
 
 
+def test_the_page_has_strategies_that_are_read() -> None:
+    page = (Path(__file__).parents[2] / "docs/importers.md").read_text()
+    names = re.findall(r"`([^`]* = [^`]* x [^`]*@ [^`]*)`", page)
+    assert len(names) == 12
+    assert [read_strategy(name).name for name in names] == names
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

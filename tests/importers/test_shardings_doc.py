@@ -20,8 +20,9 @@ HEAD = """\
 # From shardings to communication
 
 What `syncopate_jax.importers.shardings.derive` makes of a contraction, from the sharding of its
-operands and of its result; `syncopate_jax.ops.sharded.matmul` runs it under plain `jit`. This page
-is written by `tests/importers/test_shardings_doc.py` and compared with the code by it.
+operands and of its result; `syncopate_jax.ops.sharded.matmul` runs it under plain `jit`, for an `x`
+of any dimensions and a `w` of two. This page is written by `tests/importers/test_shardings_doc.py`
+and compared with the code by it.
 
 Along each mesh axis the product is *cut* along one letter. An operand that has the letter must be
 sharded along it, one that lacks it must be whole; the local results are blocks of the result, or,
@@ -53,6 +54,8 @@ TWO = """
 ## Batch letters
 
 `{batched}`: a letter of all three arrays. Sharded in both operands it needs no communication.
+`matmul` has no such letter, its `w` has two dimensions; `syncopate_jax.overlap` takes such products
+where they are written as `x @ w` or `jnp.einsum`, and `derive` says what they become.
 
 """
 THREE = """

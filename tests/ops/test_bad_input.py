@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from syncopate_jax.errors import InputError, MeshError, UnsupportedError
+from syncopate_jax.errors import InputError, MeshError, PlanError, UnsupportedError
 from syncopate_jax.ops import (
     all_gather_matmul,
     all_to_all_matmul,
@@ -310,8 +310,19 @@ PLANS = [
 
 @pytest.mark.parametrize("plan,text", PLANS, ids=range(len(PLANS)))
 def test_plans_of_another_exchange(plan: Any, text: str) -> None:
+    for backend in BACKENDS:  # what does not use a plan says the same of it
+        with refused(text):
+            local(all_gather_matmul, X, W, backend=backend, plan=plan)
     with refused(text):
-        local(all_gather_matmul, X, W, backend="remote_dma", plan=plan)
+        local(all_gather_matmul, X, W, plan=plan, return_gathered=True)
+
+
+def test_plans_that_do_not_verify() -> None:
+    plan = gather_plan(2)
+    silent = plan.with_columns(gather_plan(1, shape=(1, 1, 4, 8)).columns)
+    for backend in BACKENDS:
+        with pytest.raises(PlanError, match="all_gather_swizzle: 2 finding"):
+            local(all_gather_matmul, X, W, backend=backend, plan=silent)
 
 
 def test_plans_of_another_reduction() -> None:
@@ -320,9 +331,56 @@ def test_plans_of_another_reduction() -> None:
         local(matmul_reduce_scatter, X, W, backend="remote_dma", plan=plan)
 
 
+ONE_WAY = [  # backend, target, operator, why its gradient cannot be had
+    ("copy_engine", "mosaic_gpu", all_gather_matmul, "moves what a tile made"),
+    ("copy_engine", "triton", all_gather_matmul, "moves what a tile made"),
+    ("copy_engine", "mosaic_gpu", all_to_all_matmul, "moves what a tile made"),
+    ("ldst_colocated", "mosaic_gpu", matmul_reduce_scatter, "brings data to tiles"),
+    ("ldst_colocated", "mosaic_gpu", matmul_all_to_all, "brings data to tiles"),
+    ("ldst_colocated", "mosaic_gpu", matmul_all_reduce, None),
+    ("ldst_colocated", "triton", matmul_reduce_scatter, None),
+    ("tma_dedicated", "mosaic_gpu", all_gather_matmul, None),
+]
+
+
+@pytest.mark.parametrize(
+    "backend,target,operator,text", ONE_WAY, ids=[f"{b}-{t}-{o.__name__}" for b, t, o, _ in ONE_WAY]
+)
+def test_backends_that_move_data_one_way_have_no_gradient(
+    backend: str, target: str, operator: Any, text: str | None
+) -> None:
+    """As the README says; ``remote_dma`` and the others have all."""
+    pytest.importorskip("jax_triton" if target == "triton" else "jax")
+    options = {"backend": backend, "target": target, "launch": Launch(sms=132)}
+    x = jnp.ones((256, 256), jnp.bfloat16)
+    w = jnp.ones((512 if operator is all_to_all_matmul else 256, 256), jnp.bfloat16)
+
+    def total(x: jax.Array, w: jax.Array, **axis: Any) -> jax.Array:
+        return jnp.sum(operator(x, w, **axis, **options))
+
+    def gradient(x: jax.Array, w: jax.Array, **axis: Any) -> jax.Array:
+        return jax.grad(total)(x, w, **axis)
+
+    assert local(lambda *a, **k: total(*a, **k)[None], x, w).shape == (2,)
+    if text is None:
+        assert local(gradient, x, w).shape == (2 * 256, 256)
+    else:
+        with refused(text, UnsupportedError):
+            local(gradient, x, w)
+
+
+def test_no_gpu_whose_multiprocessors_could_be_counted() -> None:
+    with refused("give launch=syncopate_jax.options.Launch(sms=132) to compile for a GPU"):
+        local(all_gather_matmul, X, W, backend="tma_dedicated")
+    with refused("with that launch backend 'copy_engine' runs on CPUs too"):
+        local(all_gather_matmul, X, W, backend="copy_engine")
+
+
 def test_a_plan_may_be_the_users_own() -> None:
-    shape = local(all_gather_matmul, X, W, backend="remote_dma", plan=gather_plan(2, split=2)).shape
-    assert shape == (2 * 8, 6)  # out_specs joins the two ranks' results
+    for backend in BACKENDS:
+        shape = local(all_gather_matmul, X, W, backend=backend, plan=gather_plan(2, split=2)).shape
+        assert shape == (2 * 8, 6)  # out_specs joins the two ranks' results
+    assert local(all_gather_matmul, X, W[:, :0], plan=gather_plan(3)).size == 0
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -338,6 +396,7 @@ def test_fused_operators_refuse_float64() -> None:
         with refused("a fused all_gather adds in float32, which would lose", UnsupportedError):
             local(all_gather_matmul, x, w, backend="remote_dma")
         assert local(all_gather_matmul, x, w).dtype == jnp.float64
+        assert local(all_gather_matmul, x, w, plan="all_gather_ring").dtype == jnp.float64
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from syncopate_jax.errors import InputError
+from syncopate_jax.ops import matmul_reduce_scatter
 from syncopate_jax.rewrite.overlap import overlap
 from tests.rewrite.compare import kinds, mesh_of, reasons, same
 
@@ -78,6 +79,40 @@ def activation_before_sum(x: jax.Array, w: jax.Array) -> jax.Array:
     return scatter(jnp.tanh(x.T @ x))
 
 
+def relu_before_sum(x: jax.Array, w: jax.Array) -> jax.Array:
+    return scatter(jax.nn.relu(x.T @ x))
+
+
+def squared_before_sum(x: jax.Array, w: jax.Array) -> jax.Array:
+    y = x.T @ x
+    return scatter(y * y)
+
+
+def inverted_before_sum(x: jax.Array, w: jax.Array) -> jax.Array:
+    return scatter(1.0 / (x.T @ x))
+
+
+def rank_factor(x: jax.Array, w: jax.Array) -> jax.Array:
+    return scatter((x.T @ x) * x[0, 0])
+
+
+def row_factor(x: jax.Array, w: jax.Array) -> jax.Array:
+    return scatter((x.T @ x) * jnp.arange(8.0)[:, None])
+
+
+def half_factor(x: jax.Array, w: jax.Array) -> jax.Array:
+    y = x.T.astype(jnp.float16) @ x.astype(jnp.float16)
+    return scatter(y / 4).astype(jnp.float32)
+
+
+def mean_of_a_loss(x: jax.Array, w: jax.Array) -> jax.Array:
+    return x * lax.pmean(jnp.log(jnp.mean(x**2)), "t")
+
+
+def before_an_operator(x: jax.Array, w: jax.Array) -> jax.Array:
+    return matmul_reduce_scatter(gather(x.T), x, axis_name="t")
+
+
 def widening_after_dot(x: jax.Array, w: jax.Array) -> jax.Array:
     y = x.T.astype(jnp.bfloat16) @ x.astype(jnp.bfloat16)
     return scatter(y.astype(jnp.float32))
@@ -136,6 +171,14 @@ DECOYS: dict[Callable[..., Any], str] = {
     rank_bias: "add stands between, whose other operand is not known to be the same on every rank",
     bias_before_sum: "add stands between, which does not commute with a sum",
     activation_before_sum: "tanh stands between, which does not commute with a sum",
+    relu_before_sum: "relu stands between, which does not commute with a sum",
+    squared_before_sum: "mul stands between, which does not commute with a sum",
+    inverted_before_sum: "div stands between, which does not commute with a sum",
+    rank_factor: "mul stands between, whose other operand is not known to be the same on every",
+    row_factor: "mul stands between, whose other operand differs along the moved dimension",
+    half_factor: "div stands between, without which the sum may overflow in float16",
+    mean_of_a_loss: "what it moves is made by reduce_sum, not by a dot",
+    before_an_operator: "an operator of this package stands between, which does not commute",
     widening_after_dot: "a cast from bfloat16 to float32 stands between, which does not commute",
     widening_before_dot: "a cast from bfloat16 to float32 stands between, which does not commute",
     integers: "no operator multiplies int32 by int32 into int32",
@@ -166,12 +209,40 @@ W = jnp.asarray(np.random.default_rng(4).standard_normal((8, 4)), jnp.float32)
 @pytest.mark.parametrize("body", DECOYS, ids=lambda body: body.__name__)
 def test_decoy_is_left(body: Callable[..., Any]) -> None:
     report = overlap(run_of(body, body is not groups)).report(X, W)
-    (reason,) = reasons(report)
+    reason = reasons(report)[0]
+    assert len(report.left) == 1 + (body is before_an_operator)
     assert report.replaced == ()
     assert reason.startswith(DECOYS[body])
     assert re.search(
         rf"test_decoys\.py:\d+ \((gather|scatter|{body.__name__})", report.left[0].source
     )
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_factor_that_all_ranks_share_follows_the_sum(check_vma: bool) -> None:
+    """Not a bias, which would be added once a rank; an array is known to be shared if tracked."""
+
+    def body(x: jax.Array, w: jax.Array) -> Any:
+        scaled = scatter(3 * (x.T @ x)), scatter(-(x.T @ x) / 7)
+        return *scaled, lax.psum((x.T @ x) * w[:, 0], "t")
+
+    fn = jax.shard_map(
+        body,
+        mesh=mesh_of(2),
+        in_specs=(P("t"), P()),
+        out_specs=(P("t"), P("t"), P()),
+        check_vma=check_vma,
+    )
+    report = same(fn, X, W.repeat(2, axis=1))
+    assert kinds(report) == ["reduce_scatter", "reduce_scatter", *["all_reduce"] * check_vma]
+    assert all("is not known to be the same on every rank" in why for why in reasons(report))
+
+
+def test_an_operator_is_where_it_is_called() -> None:
+    report = overlap(run_of(before_an_operator)).report(X, W)
+    inside = report.left[1]
+    assert inside.reason == "it is inside an operator of this package"
+    assert re.search(r"test_decoys\.py:\d+ \(before_an_operator\)", inside.source)
 
 
 def test_values_are_kept_where_some_are_left() -> None:
