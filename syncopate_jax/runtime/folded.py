@@ -5,6 +5,8 @@ runs all ranks in one launch, which share the device's multiprocessors: the same
 and signals as on several devices, so an 8-rank kernel can be debugged on one card::
 
     y = fold(lambda x, w: all_gather_matmul(x, w, axis_name="x", target="mosaic_gpu"), "x")(xs, ws)
+
+An operator of ``compile`` for a GPU is compiled for it: ``launch=Launch(folded=True)``.
 """
 
 from __future__ import annotations

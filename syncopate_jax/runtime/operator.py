@@ -20,7 +20,7 @@ from syncopate_jax.backends.interface import (
     is_wide,
     narrower,
 )
-from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.errors import InputError, MeshError, UnsupportedError
 from syncopate_jax.runtime import custom_call, mesh
 
 
@@ -65,6 +65,7 @@ class Operator:
         """
         work, name = self.work, self.name
         mesh.require_bound(work.axis_names, caller=name, launches=self._launches)
+        self._check_folding()
         self._check_ranks()
         self._check_operands(operands)
         interpret = interpret_settings.get()
@@ -117,6 +118,24 @@ class Operator:
     def _launches(self) -> bool:
         """Whether it launches a kernel: ``xla`` too does where the local kernel is all it has."""
         return self._is_kernel or self.work.kernel.reference is None
+
+    def _check_folding(self) -> None:
+        """Raises MeshError unless a GPU's kernel was compiled for where its ranks are."""
+        axes = ", ".join(map(repr, self.work.axis_names))
+        if not self._is_kernel or self.target not in ("mosaic_gpu", "triton"):
+            return
+        folded = mesh.is_folded(self.work.axis_names)
+        if folded and not self.work.launch.folded:
+            raise MeshError(
+                f"{self.name}: axis {axes} is folded here, all its ranks share one device, and "
+                f"the operator was compiled for a device a rank: give compile a "
+                f"launch=Launch(folded=True)"
+            )
+        if self.work.launch.folded and not folded:
+            raise MeshError(
+                f"{self.name} was compiled for folded ranks, and axis {axes} is not folded here: "
+                f"call it inside syncopate_jax.runtime.folded.fold, or leave folded out of launch"
+            )
 
     def keeping(self) -> Operator:
         """This operator, which also returns what was gathered of each bound operand.

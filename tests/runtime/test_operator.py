@@ -13,6 +13,11 @@ import pytest
 
 from syncopate_jax.compiler import compile as fuse
 from syncopate_jax.errors import InputError, MeshError
+from syncopate_jax.options import Launch
+from syncopate_jax.pallas_kernels.contraction_mosaic_gpu import contraction
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
+from syncopate_jax.registry import templates
+from syncopate_jax.runtime.folded import fold
 from tests.backends import own_kernels
 from tests.ops import cases
 
@@ -51,6 +56,31 @@ class TestCalls:
     def test_outside_shard_map(self, operator: Any) -> None:
         with refused("syncopate_own_gather_scale communicates over mesh axis 't'", MeshError):
             operator(jnp.ones((2, 4)), jnp.ones((4, 1)))
+
+    def test_folded_ranks_of_another_launch(self) -> None:
+        sizes = {"G": 2, "m": 128, "k": 64, "n": 128}
+        types = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
+        kernel = contraction("Gmk", "kn", "Gmn", sizes, config=MatmulConfig(tile_n=128), **types)
+        plan = templates.get("all_gather_swizzle")(2, (2, 128, 64), axis=0)
+        x, w = (jnp.zeros(shape, jnp.bfloat16) for shape in ((1, 128, 64), (64, 128)))
+
+        def product(**launch: bool) -> Any:
+            return fuse(
+                kernel, plan, {"x": "lhs"}, axis_name="t", backend="tma_colocated",
+                target="mosaic_gpu", launch=Launch(132, **launch),
+            )  # fmt: skip
+
+        apart, together = product(), product(folded=True)
+
+        def over_rows(operator: Any) -> Any:
+            run = fold(lambda x, w: operator(x, w)[0], "t", in_axes=(0, None))
+            return jax.eval_shape(run, jnp.stack([x, x]), w)
+
+        with refused("axis 't' is folded here, all its ranks share one device", MeshError):
+            over_rows(apart)
+        assert over_rows(together).shape == (2, 2, 128, 128)
+        with refused("was compiled for folded ranks, and axis 't' is not folded here", MeshError):
+            self.trace(together, x, w)
 
     def test_axes_left_to_the_compiler(self) -> None:
         """Those of a launch are refused: ``xla`` has one where a kernel has no reference."""
