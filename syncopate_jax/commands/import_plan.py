@@ -220,6 +220,7 @@ def _summary(
                 "name": collective.name,
                 "kind": collective.kind,
                 "operator": collective.operator,
+                "alone": collective.alone,
                 "operations": plan.num_ops if isinstance(plan, Plan) else None,
                 "no_plan": None if isinstance(plan, Plan) else plan,
                 "notes": dict(collective.notes),

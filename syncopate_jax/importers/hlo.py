@@ -146,7 +146,9 @@ class _Importer:
         except InputError as error:
             self._fail(op, str(error))
         pair = find_pair(self.graph, self.uses, op, made)
-        produced = pair is not None and pair.fused is not None and pair.fused.place == "out"
+        if isinstance(pair, str):
+            return replace(made, alone=pair)
+        produced = pair.fused is not None and pair.fused.place == "out"
         return replace(made, pair=pair, produced=produced)
 
     def _exchange_of_tuples(

@@ -30,11 +30,13 @@ class ImportedCollective(Exchange):
       template, arguments: the plan template by which its source performs it, and further arguments
         of that; or empty.
       pair: the contraction it is next to, with it as the move that is fused; or None.
+      alone: why there is none, where one was looked for.
     """
 
     template: str = ""
     arguments: tuple[tuple[str, Any], ...] = ()
     pair: Derived | None = None
+    alone: str = ""
 
     def __post_init__(self) -> None:
         if message := self._fault():
@@ -73,8 +75,10 @@ class ImportedCollective(Exchange):
         parts += [f"in {count} along {axis}" for axis, count in self.cuts]
         if self.steps:
             parts.append(f"by {len(self.steps)} hops")
-        if self.operator:
-            parts.append(f"[{self.operator}: {self.pair}]")
+        if self.pair and self.operator:
+            parts.append(f"[{self.operator} in {self.pair.formula}: {self.pair}]")
+        if self.alone:
+            parts.append(f"[no operator: {self.alone}]")
         return " ".join(parts)
 
     def _fault(self) -> str:
@@ -191,7 +195,7 @@ class ImportedProgram:
     def __str__(self) -> str:
         lines = [f"{self.source} {self.name}: {self.num_ranks} ranks"]
         lines += [f"  {collective}" for collective in self.collectives]
-        lines += [f"  {name}: {derived}" for name, derived in self.contractions]
+        lines += [f"  {name} in {one.formula}: {one}" for name, one in self.contractions]
         lines += [f"  {name}: left alone, {reason}" for name, reason in self.skipped]
         return "\n".join(lines)
 

@@ -61,6 +61,11 @@ class Derived:
     computed: tuple[tuple[str, str], ...]
 
     @property
+    def formula(self) -> str:
+        """The letters of all arrays, as in ``jnp.einsum``."""
+        return f"{self.lhs},{self.rhs}->{self.out}"
+
+    @property
     def moves(self) -> tuple[Move, ...]:
         """All moves, in order."""
         return (*self.before, *self.after)

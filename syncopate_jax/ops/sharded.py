@@ -90,6 +90,8 @@ def matmul(
     if explicit_axes.explicit_axes(mesh):
         lhs, rhs = jax.typeof(x).sharding.spec, jax.typeof(w).sharding.spec
         out = _default(lhs, rhs, x.ndim) if out_spec is None else out_spec
+        how_else = "leave them out, or pad it"
+        _check_even((*x.shape[:-1], w.shape[1]), NamedSharding(mesh, out), how_else)
         if not x.shape[-1]:  # a sum over nothing; XLA cannot partition operands without elements
             shape = (*x.shape[:-1], w.shape[1])
             return jnp.zeros(shape, out_dtype, out_sharding=NamedSharding(mesh, out))
@@ -106,20 +108,20 @@ def matmul(
     if out_sharding is None:
         return y
     if not isinstance(y, jax.core.Tracer):
-        _check_even(y.shape, out_sharding)
+        _check_even(y.shape, out_sharding, "call it in jax.jit, or leave them out")
     return lax.with_sharding_constraint(y, out_sharding)
 
 
-def _check_even(shape: tuple[int, ...], sharding: NamedSharding) -> None:
-    """Outside ``jit``, JAX has no array whose ranks do not divide an extent."""
-    for extent, entry in zip(shape, sharding.spec, strict=False):
+def _check_even(shape: tuple[int, ...], sharding: NamedSharding, how_else: str) -> None:
+    """JAX has no array whose ranks do not divide an extent, but on auto axes in ``jit``."""
+    for dimension, (extent, entry) in enumerate(zip(shape, sharding.spec, strict=False)):
         names = () if entry is PartitionSpec.UNCONSTRAINED else _axes(entry)
         ranks = math.prod(sharding.mesh.shape[name] for name in names)
         if extent % ranks:
             raise InputError(
-                f"matmul: out_sharding {sharding.spec} cuts an extent of {extent}, which the "
-                f"{ranks} ranks of {', '.join(names)} do not divide; call it in jax.jit, or "
-                f"leave them out"
+                f"matmul: out_sharding {sharding.spec} cuts dimension {dimension} of the result "
+                f"{shape}, an extent of {extent} that the {ranks} ranks of {', '.join(names)} do "
+                f"not divide; {how_else}"
             )
 
 

@@ -38,7 +38,7 @@ def test_says_what_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "hlo", MLP)
     assert (code, err) == (0, "")
     assert "reduce_scatter.7 reduce_scatter float32[4, 16]" in out
-    assert "[matmul_reduce_scatter: [reduce_scatter out b over ranks + dot]]" in out
+    assert "[matmul_reduce_scatter in ba,ac->bc: [reduce_scatter out b over ranks + dot]]" in out
 
 
 @pytest.mark.parametrize(

@@ -175,8 +175,15 @@ DOT = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
 
 
 def pair(body: str) -> str:
-    (found,) = [c for c in import_hlo(module(body)).collectives if c.kind != "permute"]
+    found = exchanged(body)
+    assert bool(found.pair) != bool(found.alone)
     return f"{found.operator} {found.pair}" if found.pair else ""
+
+
+def exchanged(body: str) -> ImportedCollective:
+    """The one collective that is no permutation."""
+    (found,) = [c for c in import_hlo(module(body)).collectives if c.kind != "permute"]
+    return found
 
 
 GATHER = f"  g = f32[8,8] all-gather(p), dimensions={{0}}, {GROUPS}\n"
@@ -221,28 +228,37 @@ def test_a_gather_of_several_arrays_before_a_contraction() -> None:
 
 
 @pytest.mark.parametrize(
-    "between",
+    ("between", "reason"),
     [
-        "  r = f32[8,8] dot(g, g2), " + DOT + "\n  s = f32[8,8] add(g, g2)",
-        "  s = f32[8,8] add(g, g2)\n  r = f32[8,8] dot(s, g2), " + DOT,
-        "  t = f32[2,4,8] reshape(g)\n  u = f32[4,2,8] transpose(t), dimensions={1,0,2}\n"
+        ("  r = f32[8,8] dot(g, g2), " + DOT + "\n  s = f32[8,8] add(g, g2)",
+         "read by dot r, add s; one"),
+        ("  s = f32[8,8] add(g, g2)\n  r = f32[8,8] dot(s, g2), " + DOT,
+         "goes into add s, no contraction"),
+        ("  t = f32[2,4,8] reshape(g)\n  u = f32[4,2,8] transpose(t), dimensions={1,0,2}\n"
         "  v = f32[8,8] reshape(u)\n  r = f32[8,8] dot(v, g2), " + DOT,
-        "  t = f32[64] reshape(g)\n  u = f32[5,13] reshape(t)\n  r = f32[5,8] dot(u, g2), " + DOT,
-        "  ROOT r = f32[8,8] copy(g)",
-        "  t = f32[8,4] copy(g)\n  r = f32[8,8] dot(t, g2), " + DOT,
-        "  t = f32[8,8] transpose(g), dimensions={0,0}\n  r = f32[8,8] dot(t, g2), " + DOT,
-        "  r = f32[9,8] dot(g, g2), " + DOT,
-        "  r = f32[8,8] dot(g, g2), lhs_contracting_dims={1}, rhs_contracting_dims={7}",
-        "\n".join(["  c0 = f32[8,8] copy(g)",
+         "its blocks are not those of one dimension of dot r"),
+        ("  t = f32[64] reshape(g)\n  u = f32[5,13] reshape(t)\n  r = f32[5,8] dot(u, g2), " + DOT,
+         "into reshape u, no"),
+        ("  ROOT r = f32[8,8] copy(g)", "its result is that of the computation around it"),
+        ("  t = f32[8,4] copy(g)\n  r = f32[8,8] dot(t, g2), " + DOT, "into copy t, no"),
+        ("  t = f32[8,8] transpose(g), dimensions={0,0}\n  r = f32[8,8] dot(t, g2), " + DOT,
+         "into transpose t, no"),
+        ("  r = f32[9,8] dot(g, g2), " + DOT, "dot r has another shape"),
+        ("  r = f32[8,8] dot(g, g2), lhs_contracting_dims={1}, rhs_contracting_dims={7}",
+         "dot r is not understood"),
+        ("\n".join(["  c0 = f32[8,8] copy(g)",
                    *(f"  c{i} = f32[8,8] copy(c{i - 1})" for i in range(1, 70)),
                    "  r = f32[8,8] dot(c69, g2), " + DOT]),
+         "no contraction is within 64 operations"),
     ],
     ids=["used twice", "sum between", "ranks not slowest", "no such reshape", "no contraction",
          "a copy of another shape", "no transposition", "a product of another shape",
          "no such dimension", "too far"],
 )  # fmt: skip
-def test_decoys(between: str) -> None:
-    assert pair("  g2 = f32[8,8] constant({...})\n" + GATHER + between) == ""
+def test_decoys(between: str, reason: str) -> None:
+    found = exchanged("  g2 = f32[8,8] constant({...})\n" + GATHER + between)
+    assert found.pair is None and reason in found.alone
+    assert str(found).endswith(f"groups of 2 [no operator: {found.alone}]")
 
 
 def test_a_contraction_before_a_reduction() -> None:
