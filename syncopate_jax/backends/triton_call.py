@@ -91,6 +91,7 @@ def jax_triton() -> Any:
         raise UnsupportedError(reason)
     try:
         import jax_triton as found
+        from jaxlib.gpu_triton import TritonKernel  # noqa: F401  the plugin has it
     except ImportError as error:
         raise UnsupportedError(
             f"target 'triton': jax-triton cannot be used here ({error}); it needs JAX's CUDA "

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import re
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -105,6 +106,17 @@ def test_jax_triton_without_a_cuda_plugin_is_named(monkeypatch: pytest.MonkeyPat
     with pytest.raises(
         UnsupportedError, match=r"jax-triton cannot be used here .* pip install 'jax\[cuda13\]'"
     ):
+        triton_call.jax_triton()
+
+
+def test_a_jax_triton_that_does_not_ask_for_the_plugin_is_asked_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """jax-triton 0.4 imports without it, and lowers nothing."""
+    monkeypatch.setattr(triton_call, "NEEDED", ())
+    monkeypatch.setitem(sys.modules, "jax_triton", types.ModuleType("jax_triton"))
+    monkeypatch.setitem(sys.modules, "jaxlib.gpu_triton", types.ModuleType("jaxlib.gpu_triton"))
+    with pytest.raises(UnsupportedError, match=r"'TritonKernel' .* pip install 'jax\[cuda13\]'"):
         triton_call.jax_triton()
 
 
