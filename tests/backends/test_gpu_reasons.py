@@ -133,7 +133,7 @@ def test_launches_are_checked(given: dict[str, int], text: str) -> None:
 
 
 def test_kernels_for_devices_do_not_fold() -> None:
-    with refused("this kernel needs a device a rank: use jax.shard_map, or backend 'xla'"):
+    with refused("this backend needs a device a rank: use jax.shard_map, or a backend that folds"):
         trace(
             all_gather_matmul, (128, 64), (64, 128), backend="remote_dma", target="tpu", launch=None
         )
