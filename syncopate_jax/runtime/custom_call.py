@@ -237,8 +237,8 @@ def _batch(
             raise UnsupportedError(
                 f"{call.name}: its ranks along {', '.join(map(repr, call.axis_names))} are rows of "
                 f"a vmap over {axis_data.name!r}; this backend needs a device a rank: use "
-                "jax.shard_map, or a backend that folds ranks, such as 'tma_colocated'; operators of "
-                "this package also fold with 'xla'"
+                "jax.shard_map, or a backend that folds ranks, such as 'tma_colocated'; operators "
+                "of this package also fold with 'xla'"
             )
         outs = tuple(call.fold(axis_data.size, batched, *args))
         return outs, (0,) * len(outs)
