@@ -2,13 +2,15 @@
 
 Two things, which fall apart once chunks arrive in another order than the grid's: which block this
 is (``k * 16 + iota``), and whether the tile is at its first or last step (``pl.when(k == 0)``). A
-comparison that tells the first or the last number from all others, and does nothing but decide a
-``pl.when`` or ``lax.cond``, asks the latter; every other use asks the former.
+comparison that tells the first or the last number from all others, and does nothing but decide
+whether something is stored, asks the latter; every other use asks the former. What is seen to come
+out differently in another order is refused: what starts or finishes under another condition, what
+keeps only the last block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +27,7 @@ COMPARISONS = {
     "gt": np.greater,
     "ge": np.greater_equal,
 }
-LOGIC = ("and", "or", "not", "convert_element_type")
+LOGIC = ("and", "or", "not", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze")
 CALLS = ("jit", "pjit", "closed_call")
 Use = tuple[int, int]
 """An equation of the body, and the axis whose number it takes."""
@@ -46,10 +48,27 @@ class _Asks:
     uses: frozenset[Use]
 
 
+@dataclass(frozen=True, slots=True)
+class _Ref:
+    """A reference: what reading it gives, which one of the body's it is, and if it is a result."""
+
+    gives: str | None
+    number: int
+    result: bool
+
+
 BLOCK, STATE = "block", "state"
-Value = _Number | _Asks | str | None
-"""BLOCK: made of the step's blocks alone; STATE: of what steps before it left too; None: neither.
-A reference is what reading it gives."""
+Value = _Number | _Asks | _Ref | str | None
+"""BLOCK: made of the step's blocks alone; STATE: of what earlier steps left too; None: neither."""
+
+
+@dataclass(slots=True)
+class _Under:
+    """What a branch does that a block's number decides: the references it reads and overwrites."""
+
+    axes: set[int]
+    reads: set[int]
+    starts: set[int]
 
 
 def asking_visits(
@@ -59,22 +78,23 @@ def asking_visits(
     *,
     blocks: Sequence[bool],
     state: Sequence[bool],
+    results: Sequence[bool],
 ) -> Any:
     """``jaxpr``, in which what asks for first or last steps takes visits in place of indices.
 
     Its first inputs are indices, as many visits follow. ``counts`` has the axes that are walked in
-    another order; ``blocks`` and ``state`` say of each constant whether it is a reference to blocks
-    of the step, or to what steps leave behind.
+    another order; ``blocks``, ``state`` and ``results`` say of each constant whether it is a
+    reference to blocks of the step, to what steps leave behind, and to a result among that.
 
-    Raises UnsupportedError where one number is asked both, or where something done at the first or
-    last step depends on which block that is.
+    Raises UnsupportedError where one number is asked both, where something done at the first or
+    last step depends on which block that is, and where the result is seen to depend on the order.
     """
     if not counts:
         return jaxpr
     reader = _Reader(name, counts)
     given: list[Value] = [
-        BLOCK if of_block else STATE if kept else None
-        for of_block, kept in zip(blocks, state, strict=True)
+        _Ref(BLOCK if of_block else STATE if kept else None, number, result)
+        for number, (of_block, kept, result) in enumerate(zip(blocks, state, results, strict=True))
     ]
     half = len(jaxpr.invars) // 2
     numbers: list[Value] = [_Number(a) if a in counts else None for a in range(2 * half)]
@@ -101,6 +121,7 @@ class _Reader:
     def __init__(self, name: str, counts: Mapping[int, int]):
         self.name, self.counts = name, counts
         self.asked: dict[Use, set[str]] = {}
+        self.under: list[_Under] = []
 
     def walk(
         self,
@@ -143,10 +164,46 @@ class _Reader:
             ]
             if name in CALLS:
                 return outs[0]
-            return [self._used([*ins, *outs[-1]], deciding)] * len(eqn.outvars)
-        if deciding and name == "get" and ins[0] == BLOCK:
+            numbers = [v for v in ins if isinstance(v, _Number | _Asks)]  # their uses are inside
+            made = self._used([*(v for v in ins if v not in numbers), *outs[-1]], deciding)
+            return [BLOCK if made is None and numbers else made] * len(eqn.outvars)
+        if deciding and any(isinstance(v, _Ref) and v.gives == BLOCK for v in ins):
             raise self._depends(deciding)
+        if name in ("get", "addupdate"):
+            self._reads(ins[0])
+        if name in ("swap", "addupdate"):
+            self._stores(ins, deciding)
         return [self._used(ins, deciding)] * len(eqn.outvars)
+
+    def _reads(self, ref: Value) -> None:
+        for under in self.under:
+            if isinstance(ref, _Ref):
+                under.reads.add(ref.number)
+
+    def _stores(self, ins: list[Value], deciding: frozenset[Use]) -> None:
+        """Notes what a store overwrites; ``ins`` are the reference, the value and where it goes."""
+        ref, stored = ins[:2]
+        if not isinstance(ref, _Ref) or ref.gives != STATE:
+            return
+        axes = {axis for _, axis in deciding}
+        if axes and axes != set(self.counts):
+            raise UnsupportedError(
+                f"kernel {self.name}: the body starts or finishes something where "
+                f"{_numbers(axes)} is first or last whatever {_numbers(set(self.counts) - axes)} "
+                f"is, but this plan walks both in the order of arrival, mixed: start and finish "
+                f"where all of them are first or last, or use backend 'xla'"
+            )
+        if any(v is not None for v in ins[2:]):  # to a place of the step's own
+            return
+        if ref.result and stored == BLOCK and not deciding:
+            raise UnsupportedError(
+                f"kernel {self.name}: the body stores what it makes of the step's block over what "
+                f"earlier steps stored, so the last block is what counts, but this plan walks that "
+                f"reduction in the order of arrival: add to what is there, or use backend 'xla'"
+            )
+        for under in self.under:
+            if ref.result or stored is None:
+                under.starts.add(ref.number)
 
     def _asks_for_an_end(self, eqn: Any, ins: list[Value]) -> Use | None:
         """The use of a number that a comparison sorts into one end and the rest."""
@@ -163,15 +220,32 @@ class _Reader:
 
     def _cond(self, eqn: Any, ins: list[Value], deciding: frozenset[Use]) -> list[Value]:
         chosen, operands = ins[0], ins[1:]
+        if isinstance(chosen, _Asks) and eqn.outvars:  # a value: which block it is matters
+            chosen = self._used([chosen], deciding)
         if isinstance(chosen, _Asks):
             self._ask("visit", chosen.uses)
             deciding |= chosen.uses
-            if BLOCK in [
-                v for v, var in zip(operands, eqn.invars[1:], strict=True) if not _is_ref(var)
-            ]:
+            if BLOCK in operands:
                 raise self._depends(deciding)
-        else:
-            self._used([chosen], deciding)
+            return self._branches(eqn, operands, deciding)
+        axes = {axis for axis in self._axes([chosen])} or ({-1} if chosen == BLOCK else set())
+        self._used([chosen], deciding)
+        if not axes:
+            return self._branches(eqn, operands, deciding)
+        self.under.append(_Under(axes, set(), set()))
+        outs = self._branches(eqn, operands, deciding)
+        under = self.under.pop()
+        if under.starts - under.reads:
+            raise UnsupportedError(
+                f"kernel {self.name}: under a condition on the number of a step or block the body "
+                f"stores a start or a result that does not go on from what was there, but this "
+                f"plan walks that reduction in the order of arrival: start under "
+                f"pl.when(pl.program_id(k) == 0) and finish under "
+                f"pl.when(pl.program_id(k) == pl.num_programs(k) - 1), or use backend 'xla'"
+            )
+        return outs
+
+    def _branches(self, eqn: Any, operands: list[Value], deciding: frozenset[Use]) -> list[Value]:
         outs = [
             self.walk(
                 branch.jaxpr, [None] * len(branch.jaxpr.constvars), operands, deciding=deciding
@@ -182,7 +256,7 @@ class _Reader:
 
     def _used(self, values: Sequence[Value], deciding: frozenset[Use]) -> Value:
         """What is made of ``values``; numbers among them are asked for the block's index."""
-        found: set[Value] = set()
+        found: set[str | None] = set()
         for value in values:
             if isinstance(value, _Number | _Asks):
                 if deciding:
@@ -190,15 +264,27 @@ class _Reader:
                 self._ask("index", [value.use] if isinstance(value, _Number) else value.uses)
                 found.add(BLOCK)
             else:
-                found.add(value)
+                found.add(value.gives if isinstance(value, _Ref) else value)
+        if STATE in found and any(isinstance(value, _Asks) for value in values):
+            axes = self._axes(values)
+            raise UnsupportedError(
+                f"kernel {self.name}: what the body keeps from step to step is chosen or scaled by "
+                f"whether {_numbers(axes)} is first or last, but this plan walks that reduction in "
+                f"the order of arrival: start and finish under pl.when, or use backend 'xla'"
+            )
         return STATE if STATE in found else BLOCK if BLOCK in found else None
+
+    def _axes(self, values: Sequence[Value]) -> set[int]:
+        """The axes whose numbers are among ``values``."""
+        found = {v.axis for v in values if isinstance(v, _Number)}
+        return found | {axis for v in values if isinstance(v, _Asks) for _, axis in v.uses}
 
     def _ask(self, what: str, uses: Sequence[Use] | frozenset[Use]) -> None:
         for use in uses:
             self.asked.setdefault(use, set()).add(what)
 
     def _depends(self, deciding: frozenset[Use]) -> UnsupportedError:
-        axes = " and ".join(f"pl.program_id({axis})" for axis in sorted({a for _, a in deciding}))
+        axes = _numbers({axis for _, axis in deciding})
         return UnsupportedError(
             f"kernel {self.name}: what the body does where {axes} is first or last depends on the "
             f"block of that step, but this plan walks that reduction in the order of arrival, so "
@@ -207,8 +293,8 @@ class _Reader:
         )
 
 
-def _is_ref(var: Any) -> bool:
-    return hasattr(var.aval, "inner_aval")
+def _numbers(axes: Iterable[int]) -> str:
+    return " and ".join(f"pl.program_id({axis})" for axis in sorted(axes))
 
 
 def _bodies(eqn: Any, ins: list[Value]) -> list[tuple[Any, list[Value], list[Value]]]:

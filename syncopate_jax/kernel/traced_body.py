@@ -71,6 +71,7 @@ def trace_body(
         {axis: grid[axis] for axis in reordered},
         blocks=[role in _walking(kernel, reordered) for role in roles],
         state=[role == "" or role in kernel.results for role in roles],
+        results=[role in kernel.results for role in roles],
     )
     return TracedBody(program, traced.consts)
 

@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import pallas as pl
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import syncopate_jax
@@ -30,10 +27,11 @@ BINDINGS = {GATHER: {"x": "x"}, SCATTER: {"y": "out"}}
 
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
-    """The names that the page's program defines."""
+    """The names that the page's program defines; JAX has its simulated devices already."""
     (text,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-    names: dict[str, Any] = {"jax": jax, "jnp": jnp, "pl": pl, "syncopate_jax": syncopate_jax}
-    names |= {"P": P, "AxisType": AxisType}
+    text, settings = re.subn(r"^jax\.config\.update\(.*\n", "", text, flags=re.M)
+    assert settings == 1
+    names: dict[str, Any] = {}
     exec(text, names)
     return names
 

@@ -173,3 +173,148 @@ def test_one_value_that_is_asked_both() -> None:
         ),
         refusal(body),
     )
+
+
+def start(first: Callable[[], Any]) -> Callable[..., None]:
+    """A sum that starts under a condition of its own, and finishes at every step."""
+
+    def body(x: Any, s: Any, y: Any, acc: Any) -> None:
+        @pl.when(first())
+        def _() -> None:
+            acc[...] = jnp.zeros((1, 1))
+
+        acc[...] += x[...]
+        y[...] = acc[...]
+
+    return body
+
+
+def finish(x: Any, s: Any, y: Any, acc: Any) -> None:
+    @pl.when(pl.program_id(1) == 0)
+    def _() -> None:
+        acc[...] = s[...]
+
+    acc[...] += x[...]
+
+    @pl.when(pl.program_id(1) * 2 == 2 * COUNT - 2)
+    def _() -> None:
+        y[...] = acc[...]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        start(lambda: pl.program_id(1) + 1 == 1),
+        start(lambda: pl.program_id(1) % COUNT == 0),
+        start(lambda: pl.program_id(1) * 2 == 0),
+        finish,
+    ],
+)
+def test_starts_and_ends_under_other_conditions(body: Callable[..., None]) -> None:
+    assert "stores a start or a result that does not go on from what was there" in refusal(body)
+
+
+def reset(x: Any, s: Any, y: Any, acc: Any) -> None:
+    y[...] = jnp.where(pl.program_id(1) == 0, 0.0, y[...]) + x[...]
+
+
+def scaled(x: Any, s: Any, y: Any, acc: Any) -> None:
+    y[...] = y[...] * (pl.program_id(1) > 0).astype(jnp.float32) + x[...]
+
+
+@pytest.mark.parametrize("body", [reset, scaled])
+def test_what_is_kept_is_chosen_by_the_number(body: Callable[..., None]) -> None:
+    assert "is chosen or scaled by whether pl.program_id(1) is first or last" in refusal(body)
+
+
+def test_the_last_block_wins() -> None:
+    def body(x: Any, s: Any, y: Any, acc: Any) -> None:
+        y[...] = 2 * x[...]
+
+    assert "so the last block is what counts" in refusal(body)
+
+
+def test_a_block_is_copied_at_the_first_step() -> None:
+    def body(x: Any, s: Any, y: Any, acc: Any) -> None:
+        pl.when(pl.program_id(1) == 0)(lambda: pltpu.sync_copy(x, y))
+
+    assert "depends on the block of that step" in refusal(body)
+
+
+def chosen_value(x: Any, s: Any, y: Any, acc: Any) -> None:
+    @pl.when(pl.program_id(1) == 0)
+    def _() -> None:
+        y[...] = s[...]
+
+    y[...] += x[...] * lax.cond(pl.program_id(1) == 0, lambda: 1.0, lambda: 2.0)
+
+
+def scoped(x: Any, s: Any, y: Any, acc: Any) -> None:
+    def inner(held: Any) -> None:
+        held[...] = x[...] * 2
+
+        @pl.when(pl.program_id(1) == 0)
+        def _() -> None:
+            y[...] = s[...]
+
+        y[...] += held[...]
+
+    pl.run_scoped(inner, pltpu.VMEM((1, 1), jnp.float32))
+
+
+def skipping(x: Any, s: Any, y: Any, acc: Any) -> None:
+    """As a causal mask skips blocks."""
+
+    @pl.when(pl.program_id(1) == 0)
+    def _() -> None:
+        y[...] = s[...]
+
+    @pl.when(pl.program_id(1) <= pl.program_id(0) + 1)
+    def _() -> None:
+        y[...] += x[...]
+
+
+@pytest.mark.parametrize(
+    ("body", "weights"),
+    [
+        (chosen_value, [[1, 2, 2, 2]] * 2),
+        (skipping, [[1, 1, 0, 0], [1, 1, 1, 0]]),
+    ],
+)
+def test_a_block_has_its_own_weight(body: Callable[..., None], weights: list[list[int]]) -> None:
+    x = np.arange(1, 9, dtype="f").reshape(2, COUNT)
+    wanted = 3 + (x * weights).sum(axis=1, keepdims=True)
+    np.testing.assert_array_equal(walked(body, x), wanted)
+
+
+def test_one_condition_inside_a_scope_is_asked_once() -> None:
+    check_body(kernel(scoped), {}, {"x": "float32", "s": "float32"}, (1,), None)
+
+
+def test_an_inner_sum_of_two_reductions_that_are_mixed() -> None:
+    def body(x: Any, y: Any, part: Any) -> None:
+        @pl.when(pl.program_id(1) == 0)
+        def _() -> None:
+            part[...] = jnp.zeros((1, 1))
+
+        part[...] += x[...]
+
+        @pl.when((pl.program_id(0) == 1) & (pl.program_id(1) == 1))
+        def _() -> None:
+            y[...] = part[...]
+
+    two = PallasKernel(
+        body,
+        grid=(2, 2),
+        operands=("x",),
+        results=("y",),
+        in_specs=[pl.BlockSpec((1, 1), lambda a, b: (a, b))],
+        out_specs=pl.BlockSpec((1, 1), lambda a, b: (0, 0)),
+        out_shape=jax.ShapeDtypeStruct((1, 1), jnp.float32),
+        scratch_shapes=pltpu.VMEM((1, 1), jnp.float32),
+        name="nested",
+    )
+    check_body(two, {}, {"x": "float32"}, (1,), None)  # the outer axis in its order
+    text = r"where pl\.program_id\(1\) is first or last whatever pl\.program_id\(0\) is"
+    with pytest.raises(UnsupportedError, match=text):
+        check_body(two, {}, {"x": "float32"}, (0, 1), None)
