@@ -285,6 +285,30 @@ def test_a_tensor_that_is_bound_to_nothing() -> None:
         fuse(kernel, plan, {}, axis_name="t")
 
 
+@pytest.mark.parametrize("template", ["all_to_all_blocks", "hierarchical_all_to_all", "collective"])
+def test_goals_in_a_tensor_that_no_tile_reads(template: str) -> None:
+    """Tiles would read what the rank itself had, and nothing be exchanged."""
+    options = {"kind": "all_to_all"} if template == "collective" else {}
+    make = functools.partial(templates.get(template), 2, (4, 4), dtype="float32", **options)
+    plan, kernel = make(), own_kernels.product(4, 4, 4, 2, has_addend=True)
+    advice = (
+        "; use a plan that ends in send itself, or one in which tiles produce send, as templates "
+        "make with produced=True, and bind that to a result"
+    )
+    for bound, operand in (({"send": "x"}, "x"), ({"send": "w", "recv": "x"}, "w")):
+        with refused(
+            f"plan {plan.name}: rank 0 ends with recv{plan.goals[0].box}, made of send, which the "
+            f"axis map binds to {operand!r}: no tile would read it there and no result have it"
+            f"{advice}"
+        ):
+            fuse(kernel, plan, bound, axis_name="t")
+    with refused(f"binds send to no operand or result that could hold it{advice}"):
+        fuse(kernel, plan, {"recv": "x"}, axis_name="t")
+    with refused("hold it; bind it, as in {'send': result}, since nothing is bound by equal"):
+        fuse(kernel, make(produced=True), {"recv": "x"}, axis_name="t")
+    assert fuse(kernel, make(produced=True), {"send": "out"}, axis_name="t").result_types()
+
+
 def test_two_tensors_for_one_operand() -> None:
     kernel, plan = own_kernels.scale(4, 4), own_kernels.gather_plan(2, t=(4, 4), u=(4, 4))
     with refused("axis map: 2 tensors are bound to operand 'x'; it can be one"):

@@ -126,15 +126,47 @@ def place_buffers(plan: Plan, axis_map: AxisMap, writes: Iterable[str]) -> Buffe
 def require_bound(plan: Plan, axis_map: AxisMap) -> None:
     """Raises InputError if ranks start with data of a tensor that is bound to nothing."""
     bound = {b.tensor for b in axis_map.bindings}
+    ends = {goal.tensor for goal in plan.goals if goal.box.size}
     for region in plan.initial:
         name = region.tensor
         if name not in bound and region.box.size:
+            advice = (
+                f"bind it, as in {{{name!r}: {'result' if region.produced else 'operand'}}}, since "
+                f"nothing is bound by equal names, or use a plan that starts from what the kernel "
+                f"reads or writes"
+            )
             raise InputError(
                 f"plan {plan.name}: rank {region.rank} starts with {name}{region.box}, but the "
-                f"axis map binds {name} to no operand or result that could hold it; bind it, as in "
-                f"{{{name!r}: operand}}, since nothing is bound by equal names, or use a plan that "
-                f"starts from what the kernel reads or writes"
+                f"axis map binds {name} to no operand or result that could hold it; "
+                f"{advice if region.produced or name in ends else _in_place(name)}"
             )
+
+
+def require_reached(plan: Plan, axis_map: AxisMap, results: Iterable[str]) -> None:
+    """Raises InputError if a goal lies where no tile reads it and no result has it.
+
+    Tiles read the tensor that the operand is given for; a result is where goals made of its tensor
+    lie, whichever tensor that is.
+    """
+    bound = {b.tensor: b.operand for b in axis_map.bindings}
+    made = set(results)
+    for goal in plan.goals:
+        source = goal.source or goal.tensor
+        kept = source == goal.tensor and source in bound
+        if goal.box.size and not kept and bound.get(source) not in made:
+            raise InputError(
+                f"plan {plan.name}: rank {goal.rank} ends with {goal.tensor}{goal.box}, made of "
+                f"{source}, which the axis map binds to {bound.get(source, 'nothing')!r}: no tile "
+                f"would read it there and no result have it; {_in_place(source)}"
+            )
+
+
+def _in_place(tensor: str) -> str:
+    """What to do about a plan that ends elsewhere than in the tensor that ranks start with."""
+    return (
+        f"use a plan that ends in {tensor} itself, or one in which tiles produce {tensor}, as "
+        f"templates make with produced=True, and bind that to a result"
+    )
 
 
 def result_tensor(plan: Plan, binding: Binding) -> str:

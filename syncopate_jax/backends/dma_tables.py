@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from syncopate_jax.backends.buffers import Buffers, place_buffers, result_tensor
@@ -102,6 +103,14 @@ class _LayoutMaker:
                 f"remote_dma: plan {name} adds partial results in the epilogue, but kernel "
                 f"{self.kernel.name} takes no addend; give it has_addend=True"
             )
+        for tensor in sorted(set(c.dst_tensor[c.reduce > 0].tolist())):
+            summed = self.plan.tensors[tensor]
+            if not jnp.issubdtype(summed.dtype, jnp.floating):
+                raise UnsupportedError(
+                    f"remote_dma: plan {name} adds up tensor {summed.name} of {summed.dtype}, but "
+                    f"addends are added in float32, which cannot hold each of its values; use "
+                    f"backend 'xla'"
+                )
         self.work.axis_map.require_in_order()
 
     # --- buffers -----------------------------------------------------------------------------

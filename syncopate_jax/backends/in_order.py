@@ -195,6 +195,7 @@ def _run_together(schedule: Schedule, flat: list[list[tuple[int, int]]]) -> list
         )
         raise DeadlockError(
             f"plan {schedule.plan.name}: in this tile order no rank can go on: {waits}; "
-            f"order tiles by arrival (inter='arrival')"
+            f"use a plan of one hop, such as all_gather_swizzle, in which no rank hands on what "
+            f"its tiles wait for, or backend 'xla'"
         )
     return heard

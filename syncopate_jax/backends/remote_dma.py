@@ -13,7 +13,9 @@ broadcast), all ranks also meet after the last tile, at a barrier that is the ke
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.extend.core import get_opaque_trace_state
 
 from syncopate_jax.backends import dma_tables
 from syncopate_jax.backends.dma_layout import LANDING, BlockTable, Branch, Layout, Program
@@ -29,6 +32,7 @@ from syncopate_jax.backends.in_order import SENT, START, WAIT
 from syncopate_jax.backends.interface import Emitted, Work, too_wide, wrong_target
 from syncopate_jax.backends.peers import barrier_id, peer_id
 from syncopate_jax.errors import SyncopateError, UnsupportedError
+from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.traced_body import check_body, trace_body
 from syncopate_jax.options import Launch
 from syncopate_jax.registry import backends
@@ -78,7 +82,7 @@ def _body_reason(work: Work, layout: Layout) -> str | None:
     supposed = [*dtypes.values(), *(out.dtype for out in kernel.out_shape), "float32"][0]
     try:
         check_body(
-            kernel,
+            _adding_once(kernel),
             {name: access.shape for name, access in work.accesses.items()},
             {name: dtypes.get(name, supposed) for name in kernel.operands},
             layout.reordered,
@@ -89,6 +93,37 @@ def _body_reason(work: Work, layout: Layout) -> str | None:
     except Exception:  # of operands that no plan moves the dtype is a guess: the call tells it
         return None
     return None
+
+
+def _adding_once(kernel: PallasKernel) -> PallasKernel:
+    """``kernel``, whose body raises UnsupportedError unless a tile asks once for what is added.
+
+    If it does not, the peers' partial results are lost; a second time it would wait for ever, since
+    they come once.
+    """
+    local = kernel.grid_body
+    steps = math.prod(kernel.grid[axis] for axis in kernel.reduction_axes)
+
+    def body(*refs: jax.Ref, **given: Callable[[], jax.Array]) -> None:
+        here, calls = get_opaque_trace_state(), []
+
+        def counted(add: Callable[[], jax.Array]) -> jax.Array:
+            calls.append(get_opaque_trace_state())
+            return add()
+
+        local(*refs, **{name: functools.partial(counted, add) for name, add in given.items()})
+        found = f"{len(calls)} times"
+        if len(calls) == 1 and steps > 1 and calls[0] == here:
+            found = f"at each of {steps} steps of a tile"
+        elif len(calls) == 1 or not given:
+            return
+        raise UnsupportedError(
+            f"kernel {kernel.name} calls addend() {found}; it needs one call a tile, as the sums "
+            f"of peers come once: add its value to the tile before it is stored, at the last step "
+            f"of a reduction under pl.when"
+        )
+
+    return dataclasses.replace(kernel, body=body)
 
 
 def _interpretation(settings: Any) -> Any:
@@ -210,7 +245,9 @@ class _Kernel:
         state.run(self.layout.before, at)
         for name in self.layout.loads:
             state.load(name, at)
-        body = trace_body(self.kernel, state.body_refs(), self.layout.reordered, state.addend(tile))
+        body = trace_body(
+            _adding_once(self.kernel), state.body_refs(), self.layout.reordered, state.addend(tile)
+        )
         body(*self._local_grid(table, tile, step))
 
         @pl.when(step == self.steps - 1)

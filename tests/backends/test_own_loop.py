@@ -37,7 +37,9 @@ def page() -> dict[str, Any]:
 
 
 def fused(kernel: Any, template: str, backend: str) -> Any:
-    plan = syncopate_jax.templates.get(template)(RANKS, (64, 256), dtype="float32")
+    shape = kernel.out_shape[0].shape
+    shards = (32, shape[0] - 32)  # tiles end where they do
+    plan = syncopate_jax.templates.get(template)(RANKS, shape, dtype="float32", shards=shards)
     given = {"target": "mosaic_gpu", "backend": backend, "launch": Launch(sms=5, communicating=1)}
     return syncopate_jax.compile(kernel, plan, BINDINGS[template], axis_name="t", **given)
 
@@ -70,3 +72,18 @@ def test_partial_results_are_not_dropped(page: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError, match=r"gate_rows takes no addend; give it has_addend="):
         fused(kernel, SCATTER, "tma_dedicated")
     assert fused(kernel, GATHER, "tma_dedicated").backend.name == "tma_dedicated"
+
+
+@pytest.mark.parametrize("shape", [(64, 200), (40, 256)])
+@pytest.mark.parametrize("template", [GATHER, SCATTER])
+def test_blocks_end_where_operands_do(
+    page: dict[str, Any], template: str, shape: tuple[int, int]
+) -> None:
+    """Its loads and stores are of whole blocks, and would reach beyond the end."""
+    out = jax.ShapeDtypeStruct(shape, "float32")
+    grid = (-(-shape[0] // 16), -(-shape[1] // 128))
+    kernel = dataclasses.replace(page["gated"], grid=grid, out_shape=[out])
+    words = f"gate_rows needs whole tiles of 16 x 128, out is {shape}"
+    for backend in ("tma_dedicated", "ldst_dedicated", "tma_colocated"):
+        with pytest.raises(UnsupportedError, match=re.escape(words)):
+            fused(kernel, template, backend)

@@ -27,6 +27,7 @@ from syncopate_jax.kernel.axis_map import AxisMap, Binding
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
 from syncopate_jax.plans.broadcast import broadcast
+from syncopate_jax.plans.reduce_scatter_direct import reduce_scatter_direct
 from tests import interpret
 from tests.backends import own_kernels
 from tests.check.small_plans import chunk, goal, plan_of, push, region
@@ -110,6 +111,69 @@ def test_sums_into_what_no_tile_writes() -> None:
 
 def test_kernels_without_an_addend() -> None:
     assert_refused(reducing(has_addend=False), "kernel product takes no addend; give it has_addend")
+
+
+def adding(body: Any, dtype: str = "float32") -> Work:
+    """Partial sums of 8 rows, of which ``body`` makes two in two steps."""
+    rows = pl.BlockSpec((2, 4), lambda i, k: (i, 0))
+    kernel = PallasKernel(
+        body=body,
+        grid=(4, 2),
+        operands=("x",),
+        results=("y",),
+        in_specs=pl.BlockSpec((2, 4), lambda i, k: (i, k)),
+        out_specs=rows,
+        out_shape=jax.ShapeDtypeStruct((8, 4), dtype),
+        has_addend=True,
+        name="adding",
+    )
+    plan = reduce_scatter_direct(2, (8, 4), dtype=dtype)
+    return fuse(kernel, plan, {"y": "y"}, axis_name="t", backend="xla").work
+
+
+@pytest.mark.parametrize(
+    "steps,found",
+    [((), "0 times"), ((None,), "at each of 2 steps of a tile"), ((1, 1), "2 times"), ((1,), None)],
+)
+def test_an_addend_is_asked_for_once_a_tile(steps: tuple[int | None, ...], found: str) -> None:
+    """Without a call the peers' sums are lost; a second waits for what does not come again."""
+
+    def body(x: jax.Ref, y: jax.Ref, addend: Any = None) -> None:
+        @pl.when(pl.program_id(1) == 0)
+        def _() -> None:
+            y[...] = jnp.zeros_like(y)
+
+        y[...] += x[...]
+        for step in steps if addend is not None else ():
+            if step is None:
+                y[...] += addend()
+            else:
+                pl.when(pl.program_id(1) == step)(lambda: y.__setitem__(..., y[...] + addend()))
+
+    work = adding(body)
+    reason = RemoteDma().unsupported_reason(work, "tpu")
+    if found is None:
+        assert reason is None
+        return
+    words = f"kernel adding calls addend() {found}; it needs one call a tile"
+    assert reason is not None and reason.startswith(f"remote_dma: {words}")
+    call = jax.shard_map(
+        lambda x: RemoteDma().emit(work, "tpu")(x, platform="cpu", interpret=True)[0],
+        mesh=cases.ranks_mesh(2),
+        in_specs=jax.P(),
+        out_specs=jax.P("t"),
+        check_vma=False,
+    )
+    with pytest.raises(UnsupportedError, match=re.escape(words)):  # where compile could not trace
+        jax.eval_shape(call, jax.ShapeDtypeStruct((8, 8), "float32"))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+def test_sums_that_float32_does_not_hold(dtype: str) -> None:
+    assert_refused(
+        adding(lambda x, y, addend=None: None, dtype),
+        f"plan reduce_scatter_direct adds up tensor y of {dtype}, but addends are added in float32",
+    )
 
 
 def test_another_order_of_dimensions() -> None:
