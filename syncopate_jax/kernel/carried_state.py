@@ -15,17 +15,13 @@ import numpy as np
 from jax.extend import core
 
 from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.kernel.step_numbers import COMPARISONS
 
 MOST_STEPS = 512
 """Steps of a tile that are followed: the first ones, and the last."""
 
 KNOWN: dict[str, Callable[..., Any]] = {
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
+    **COMPARISONS,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "not": np.invert,
