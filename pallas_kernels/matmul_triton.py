@@ -1,10 +1,12 @@
 """Matrix products in Triton, written as for one device: one tile a program, and persistent.
 
 ``y[M, N] = x[M, K] @ w[K, N]``, row-major or by strides, accumulated in float32. The directives say
-how tiles are walked; without a rewriter they are comments.
+how tiles are walked; without a rewriter they are comments. The fastest one is in
+``matmul_triton_late``.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -13,19 +15,12 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 
+from syncopate_jax.errors import InputError
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.triton_kernel import triton_kernel
 from syncopate_jax.pallas_kernels import triton_stages
-
-
-@triton.jit
-def grouped_tile(tile, TILES_M: tl.constexpr, TILES_N: tl.constexpr, GROUP: tl.constexpr):
-    """Row and column of a tile, down ``GROUP`` rows before the next column: both stay in L2."""
-    group = tile // (GROUP * TILES_N)
-    first = group * GROUP
-    rows = tl.minimum(TILES_M - first, GROUP)
-    inside = tile - group * (GROUP * TILES_N)
-    return first + inside % rows, inside // rows
+from syncopate_jax.pallas_kernels.matmul_triton_late import late_matmul_kernel
+from syncopate_jax.pallas_kernels.triton_tiles import grouped_tile
 
 
 @triton.jit
@@ -208,12 +203,16 @@ def described_matmul_kernel(
         # syncopate: end epilogue
 
 
+LATE = 2
+"""K step from which on the tile before is stored, by default."""
+
+
 @dataclass(frozen=True, slots=True)
 class MatmulConfig:
     """How the product is cut, in elements, and how a tile is computed.
 
-    The defaults were the fastest of all candidates over 12 shapes on one H200, see
-    experiments/triton.
+    The defaults take any operands; ``usual`` is the fastest that takes those it is told of. Both
+    were found over 12 shapes on one H200, see experiments/triton.
 
     Attributes:
       group: rows of tiles that are walked down before the next column.
@@ -223,6 +222,10 @@ class MatmulConfig:
       flat: of a program with several tiles: loads of the next begin before one is stored. With
         pointers that takes shared memory for the store: 3 stages of 128x256x64 in 16 bits.
       parts: bands of columns that descriptors store a tile in, 1 or 2; 1 leaves room for 3 stages.
+      late: k step of the next tile from which on a tile is stored, in four bands; 0: it is stored
+        when it is done. Implies ``described`` and ``flat``, and takes ``late + 4`` k steps. Meant
+        for results of 16 bits, as wider ones spill registers, and for consumers, as a tile that
+        others wait for must not be put off.
     """
 
     block_m: int = 128
@@ -235,21 +238,38 @@ class MatmulConfig:
     described: bool = False
     flat: bool = True
     parts: int = 2
+    late: int = 0
 
     @classmethod
-    def usual(cls, dtype: jax.typing.DTypeLike, out_dtype: jax.typing.DTypeLike) -> Self:
-        """By default, of operands and result of these dtypes: what a block's memory holds.
+    def usual(
+        cls,
+        mkn: tuple[int, int, int],
+        dtype: jax.typing.DTypeLike,
+        out_dtype: jax.typing.DTypeLike,
+        programs: int,
+    ) -> Self:
+        """By default, of row-major operands and a result of these dtypes, by so many programs.
 
-        Flat with 3 stages where the store of a tile has room beside them; else as many stages as
-        there is room for, up to 4.
+        Late where all are of 16 bits, rows are multiples of 16 bytes, there are steps enough, and
+        programs have more than three tiles each: descriptors take some 9 microseconds a launch.
+        Else pointers: flat with 3 stages where a block's memory holds the store of a tile beside
+        them, or as many stages as it holds, up to 4.
         """
-        block = cls().block_m, cls().block_n, cls().block_k
+        m, k, n = mkn
+        late = cls(described=True, late=LATE)
+        narrow = {jnp.dtype(dtype).itemsize, jnp.dtype(out_dtype).itemsize} == {2}
+        many = math.prod(late.tiles(m, n)) > 3 * programs
+        if narrow and many and k % 8 == n % 8 == 0 and late.has_steps(k):
+            return late
+        block = late.block_m, late.block_n, late.block_k
         stages, flat = triton_stages.fitting(block, dtype, out_dtype)
         return cls(num_stages=stages, flat=flat)
 
     @property
     def kernel(self) -> Any:
         """The function under ``triton.jit``."""
+        if self.late:
+            return late_matmul_kernel
         if self.described:
             return described_matmul_kernel
         return persistent_matmul_kernel if self.persistent else matmul_kernel
@@ -258,6 +278,10 @@ class MatmulConfig:
     def walks(self) -> bool:
         """Whether a program computes several tiles."""
         return self.persistent or self.described
+
+    def has_steps(self, k: int) -> bool:
+        """Whether a tile has the k steps that a late store of four bands takes."""
+        return -(-k // self.block_k) >= self.late + 4
 
     def tiles(self, m: int, n: int) -> tuple[int, int]:
         """Tiles along m and n."""
@@ -268,6 +292,8 @@ class MatmulConfig:
         found = {"M": m, "N": n, "K": k, "stride_xm": k, "stride_wk": n, "stride_ym": n}
         found |= {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k}
         found |= {"GROUP": self.group}
+        if self.late:
+            return found | {"PROGRAMS": programs, "LATE": self.late}
         found |= {"PROGRAMS": programs, "FLAT": self.flat} if self.walks else {}
         return found | ({"PARTS": self.parts} if self.described else {})
 
@@ -284,11 +310,16 @@ def matmul(
 
     Without ``config`` the operands are taken to be as wide as the result.
 
+    Raises:
+      InputError: ``config`` is described, and rows are no multiple of 16 bytes; or late, and there
+        are too few k steps.
+
     Example::
 
       kernel = matmul(8192, 4096, 7168, "bfloat16")
     """
-    config = config or MatmulConfig.usual(out_dtype, out_dtype)
+    config = config or MatmulConfig.usual((m, k, n), out_dtype, out_dtype, programs)
+    _check(config, k, n, jnp.dtype(out_dtype))
     return triton_kernel(
         config.kernel,
         config.arguments(m, k, n, programs),
@@ -297,6 +328,21 @@ def matmul(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
+
+
+def _check(config: MatmulConfig, k: int, n: int, dtype: jnp.dtype) -> None:
+    odd = [(name, size) for name, size in (("K", k), ("N", n)) if size * dtype.itemsize % 16]
+    if (config.described or config.late) and odd:
+        name, size = odd[0]
+        raise InputError(
+            f"matmul_triton: tensor descriptors need rows of a multiple of 16 bytes, found {name} "
+            f"= {size} of {dtype}; use a config with described=False and late=0"
+        )
+    if config.late and not config.has_steps(k):
+        raise InputError(
+            f"matmul_triton: late={config.late} needs {config.late + 4} k steps of "
+            f"{config.block_k}, found K = {k}; use a config with late=0"
+        )
 
 
 def _reference(x: jax.Array, w: jax.Array, *, out_dtype: jax.typing.DTypeLike) -> jax.Array:

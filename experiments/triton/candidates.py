@@ -2,7 +2,8 @@
 
 They differ in how tiles are loaded and stored (pointers, or descriptors by the copy unit), in their
 order, in whether the loop over tiles and the one over k steps are one (so that loads of the next
-tile begin while this one is finished), and in stages and numbers of programs.
+tile begin while this one is finished), in when a tile is stored, and in stages and numbers of
+programs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import triton
 import triton.language as tl
 
 from syncopate_jax.kernel.tiles import fewest_workers
-from syncopate_jax.pallas_kernels.matmul_triton import grouped_tile
+from syncopate_jax.pallas_kernels.matmul_triton_late import late_matmul_kernel
+from syncopate_jax.pallas_kernels.triton_tiles import grouped_tile
 
 
 @triton.jit
@@ -134,6 +136,7 @@ class Candidate:
     parts: int = 2
     even: bool = True
     snake: bool = False
+    late: int = 2
 
     def grid(self, m: int, n: int, most: int) -> int:
         tiles = -(-m // self.block_m) * -(-n // self.block_n)
@@ -145,6 +148,7 @@ class Candidate:
             "M": m, "N": n, "K": k, "BLOCK_M": self.block_m, "BLOCK_N": self.block_n,
             "BLOCK_K": self.block_k, "GROUP": self.group, "SNAKE": self.snake,
             "PROGRAMS": self.grid(m, n, most), "FLATTEN": self.flatten, "PARTS": self.parts,
+            "LATE": self.late, "stride_xm": k, "stride_wk": n, "stride_ym": n,
         }  # fmt: skip
         return {name: found[name] for name in self.kernel.arg_names if name in found}
 
@@ -155,13 +159,16 @@ class Candidate:
 
 
 CANDIDATES = {
+    "late": Candidate(late_matmul_kernel),
+    "late, from step 1": Candidate(late_matmul_kernel, late=1),
+    "late, from step 4": Candidate(late_matmul_kernel, late=4),
+    "late, 4 stages": Candidate(late_matmul_kernel, stages=4),
+    "late, group 8": Candidate(late_matmul_kernel, group=8),
+    "late, all programs": Candidate(late_matmul_kernel, even=False),
     "pointers, flat, 3 stages": Candidate(pointed),
     "pointers, flat, 3 stages, snake": Candidate(pointed, snake=True),
-    "pointers": Candidate(pointed, stages=4, flatten=False),
-    "pointers, all programs": Candidate(pointed, group=8, stages=4, flatten=False, even=False),
     "descriptors, flat, 2 parts, 3 stages": Candidate(described),
     "descriptors, flat, 1 part, 3 stages": Candidate(described, parts=1),
-    "descriptors, flat, 2 parts": Candidate(described, stages=4),
 }
-"""The first is as the persistent kernel is. Those that lost sooner are in the README, with
-the commits that have their code."""
+"""The first is the usual product, the first of pointers the one for other operands. Those that
+lost sooner are in the README, with the commits that have their code."""

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from experiments.common import check, lowering, processes, results, shapes, timing
 from experiments.triton.candidates import CANDIDATES, Candidate
 from experiments.triton.run import TINY, operands
-from syncopate_jax.backends import triton_call
+from syncopate_jax.backends import triton_call, triton_scratch
 
 FIRST = (
     "llama3-70b/attn_out/tp4", "llama3-8b/ffn_in/tp2", "llama3-8b/attn_out/tp2",
@@ -168,6 +168,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--pause", type=float, default=0.03, help="idle seconds before each block")
     parser.add_argument("--keep", type=int, default=6, help="candidates that see all shapes")
     parser.add_argument("--threads", type=int, default=14, help="that compile")
+    parser.add_argument("--let-go", action="store_true", help="of scratch memory at every wait")
     parser.add_argument("--seconds", type=float, default=130, help="measure no new shape after it")
     args = parser.parse_args(argv)
     if args.lower:
@@ -175,13 +176,15 @@ def main(argv: list[str] | None = None) -> None:
         return
     import triton
 
+    if args.let_go:  # as the driver does by default
+        triton_scratch.keep = lambda: False  # type: ignore[assignment]
     environment = results.environment()
     environment["versions"]["triton"] = triton.__version__
     head = {
         "experiment": "triton_candidates",
         **environment,
         "candidates": {name: candidate.sizes for name, candidate in CANDIDATES.items()},
-        "options": {name: getattr(args, name) for name in ("rounds", "pause", "keep")},
+        "options": {name: getattr(args, name) for name in ("rounds", "pause", "keep", "let_go")},
     }
 
     def save(summary: dict[str, Any], rows: list[dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from syncopate_jax.backends import triton_facts
+from syncopate_jax.backends import triton_facts, triton_scratch
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.kernel.directives_tree import plain_function
 from syncopate_jax.kernel.local import PallasKernel
@@ -133,7 +133,9 @@ def call(
     given["out_type" if "out_type" in names else "out_shape"] = list(outputs)
     if "backend_options" in names:  # XLA's assembler may be older than the newest Triton's PTX
         given["backend_options"] = {"ptx_version": PTX_VERSION}
-    if jax.default_backend() != "gpu":
+    if jax.default_backend() == "gpu":
+        triton_scratch.keep()
+    else:
         given["compute_capability"] = HOPPER
     return list(call(*inputs, **given, **arguments))
 

@@ -105,7 +105,8 @@ def stream_matmul(
     if not isinstance(rates, Rates | None):
         raise InputError(f"{NAME}: rates needs Rates or None, found {rates!r}")
     num_sms = None if num_sms is None else integer(NAME, "num_sms", num_sms, 1)
-    config = _config(target, config, x.dtype, out)
+    sizes = x.shape[0], x.shape[1], w.shape[0 if w_transposed else 1]
+    config = _config(target, config, sizes, x.dtype, out, num_sms)
     by = (readers or Readers()) if backend == "tma_dedicated" else None
     rates = rates or (Rates() if by is None else READ)
     how = _How(side, w_transposed, chunks, rates, out, config, num_sms, target, by)
@@ -132,7 +133,14 @@ def stream_matmul(
     return y
 
 
-def _config(target: str, asked: Any, dtype: jnp.dtype, out_dtype: jnp.dtype) -> Any:
+def _config(
+    target: str,
+    asked: Any,
+    sizes: tuple[int, int, int],
+    dtype: jnp.dtype,
+    out_dtype: jnp.dtype,
+    num_sms: int | None,
+) -> Any:
     """How the kernel of a target is cut: as asked, or by default."""
     kind: type[Any]
     usual: Callable[[], Any]
@@ -142,7 +150,9 @@ def _config(target: str, asked: Any, dtype: jnp.dtype, out_dtype: jnp.dtype) -> 
         from syncopate_jax.pallas_kernels import matmul_triton
 
         kind = matmul_triton.MatmulConfig
-        usual = functools.partial(kind.usual, dtype, out_dtype)
+        usual = functools.partial(
+            kind.usual, sizes, dtype, out_dtype, num_sms or _multiprocessors()
+        )
     else:
         raise InputError(f"{NAME}: target needs 'mosaic_gpu' or 'triton', found {target!r}")
     if not isinstance(asked, kind | None):

@@ -344,6 +344,13 @@ class _Writer:
         return min(mark for mark in marks if mark > at)
 
     def _tile_end(self) -> list[str]:
+        if self.scheme.signals and self.source.epilogue is None:
+            raise self._unsupported(
+                self.source.function,
+                f"others wait for tiles of {self.source.name}, but no epilogue directive says "
+                "where it stores them; put one around its stores (a kernel that stores a tile "
+                "later than it computes it has none)",
+            )
         return self.say.signal("SIGNALS", self.scheme.signals, "position")
 
     # --- the reduction loop --------------------------------------------------------------------

@@ -30,7 +30,9 @@ def test_folded_ranks(case: Case, backend: str, ranks: int) -> None:
         assert error(fn(x, w), wanted) < 5e-3
 
 
-@pytest.mark.parametrize("kind", ["plain", "persistent", "flat", "described", "described flat"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "persistent", "flat", "described", "described flat", "late"]
+)
 @pytest.mark.parametrize(("m", "k", "n"), [(1024, 512, 768), (1000, 456, 776)])
 def test_products_alone(kind: str, m: int, k: int, n: int) -> None:
     from syncopate_jax.pallas_kernels import matmul_triton
@@ -41,6 +43,7 @@ def test_products_alone(kind: str, m: int, k: int, n: int) -> None:
         "described": {"described": True, "flat": False},
         "flat": {},
         "described flat": {"described": True},
+        "late": {"described": True, "late": 2},
     }
     config = matmul_triton.MatmulConfig(**chosen[kind])
     rows_, columns = config.tiles(m, n)

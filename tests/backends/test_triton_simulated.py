@@ -350,6 +350,7 @@ PRODUCTS = {
     "persistent": {"flat": False},
     "flat": {},
     "descriptors, flat": {"described": True},
+    "late": {"described": True, "late": 1},
 }
 
 
@@ -361,11 +362,11 @@ def test_tiles_in_a_given_order_behind_flags(
     run = functools.partial(triton_call.simulate, simulator)
     monkeypatch.setattr(triton_call, "launch", run)
     config = matmul_triton.MatmulConfig(16, 16, 16, group=2, **chosen)
-    kernel = matmul_triton.matmul(40, 20, 24, "float32", config, 4)
+    kernel = matmul_triton.matmul(40, 80, 24, "float32", config, 4)
     order = np.random.default_rng(1).permutation([(m, n) for m in range(3) for n in range(2)])
     ordered = OrderedTriton(kernel, order.astype(np.int32), order[:, 0] % 2, 2)
     keys = jax.random.split(jax.random.key(2))
-    x, w = jax.random.normal(keys[0], (40, 20)), jax.random.normal(keys[1], (20, 24))
+    x, w = jax.random.normal(keys[0], (40, 80)), jax.random.normal(keys[1], (80, 24))
     (y,) = ordered(x, w, flags=jnp.ones(2, jnp.int32))
     np.testing.assert_allclose(y, x @ w, rtol=1e-4, atol=1e-4)
     taken = {(i % 2, int(chunk), 1) for i, chunk in enumerate(order[:, 0] % 2)}

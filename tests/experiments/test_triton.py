@@ -52,12 +52,17 @@ def test_programs_take_no_more_turns_than_they_must() -> None:
     assert even.grid(128, 512, 132) == all_.grid(128, 512, 132) == 2
 
 
-def test_the_best_candidate_is_the_products_default() -> None:
-    best, usual = CANDIDATES["pointers, flat, 3 stages"], MatmulConfig()
-    for name in ("block_m", "block_n", "block_k", "group"):
-        assert getattr(usual, name) == getattr(best, name)
-    assert (usual.num_stages, usual.num_warps, usual.flat) == (best.stages, best.warps, True)
+def test_the_first_candidates_are_what_products_are_by_default() -> None:
+    wanted = {"late": (8192, 4096, 4096), "pointers, flat, 3 stages": (8192, 4096, 1536)}
+    assert next(iter(CANDIDATES)) == "late"
+    for name, mkn in wanted.items():
+        best, usual = CANDIDATES[name], MatmulConfig.usual(mkn, "bfloat16", "bfloat16", 128)
+        for size in ("block_m", "block_n", "block_k", "group"):
+            assert getattr(usual, size) == getattr(best, size)
+        assert (usual.num_stages, usual.num_warps, usual.flat) == (best.stages, best.warps, True)
     assert usual.persistent and not usual.described and best.kernel is candidates.pointed
+    late = MatmulConfig.usual(wanted["late"], "bfloat16", "bfloat16", 128)
+    assert (late.kernel, late.late) == (CANDIDATES["late"].kernel, CANDIDATES["late"].late)
 
 
 def test_means_are_of_candidates_that_all_shapes_have() -> None:

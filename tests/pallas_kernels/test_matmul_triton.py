@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from syncopate_jax.errors import InputError
 from syncopate_jax.kernel import directives_tree
 from syncopate_jax.pallas_kernels import matmul_triton
 from syncopate_jax.pallas_kernels.matmul_triton import MatmulConfig
@@ -58,20 +59,61 @@ def test_kernels_have_directives(config: MatmulConfig) -> None:
     assert found.accumulator == "total" and (found.loop is not None) == config.walks
 
 
+LATE = MatmulConfig(16, 32, 16, group=2, described=True, late=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(
-    ("dtype", "out_dtype", "stages", "flat"),
+    ("m", "k", "n", "grid"), [(64, 80, 64, 3), (40, 104, 88, 2), (16, 96, 32, 4)]
+)
+def test_a_tile_is_stored_under_the_next_one(dtype: str, m: int, k: int, n: int, grid: int) -> None:
+    """Programs with several tiles, one and none."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape).astype(dtype) for shape in ((m, k), (k, n)))
+    y = np.full((m, n), np.nan, dtype)
+    arguments = LATE.arguments(m, k, n, grid)
+    run_alone(LATE.kernel, grid, {"x_ptr": x, "w_ptr": w, "y_ptr": y}, **arguments)
+    wanted = x.astype(np.float32) @ w.astype(np.float32)
+    within = 1e-4 if dtype == "float32" else 2e-2
+    np.testing.assert_allclose(y, wanted, rtol=within, atol=within)
+
+
+@pytest.mark.parametrize(
+    ("config", "k", "n", "message"),
     [
-        ("bfloat16", "bfloat16", 3, True),
-        ("bfloat16", "float32", 4, False),  # 144 KiB of stages and 128 of a tile are too much
-        ("float32", "float32", 2, False),
+        (LATE, 64, 64, r"late=1 needs 5 k steps of 16, found K = 64"),
+        (LATE, 100, 66, r"rows of a multiple of 16 bytes, found N = 66 of float32"),
+        (MatmulConfig(described=True), 514, 512, r"found K = 514 of bfloat16"),
     ],
 )
-def test_the_usual_product_is_flat_where_memory_is_enough(
-    dtype: str, out_dtype: str, stages: int, flat: bool
+def test_what_descriptors_and_late_stores_cannot_is_refused(
+    config: MatmulConfig, k: int, n: int, message: str
 ) -> None:
-    config = MatmulConfig.usual(dtype, out_dtype)
-    assert config == MatmulConfig(num_stages=stages, flat=flat) and config.persistent
-    kernel = matmul_triton.matmul(256, 64, 256, out_dtype)
-    same = MatmulConfig.usual(out_dtype, out_dtype)
-    assert kernel.triton_body.arguments["FLAT"] == same.flat
+    dtype = "float32" if config is LATE else "bfloat16"
+    with pytest.raises(InputError, match=message):
+        matmul_triton.matmul(64, k, n, dtype, config, 4)
+
+
+FLAT = MatmulConfig(num_stages=3)
+
+
+@pytest.mark.parametrize(
+    ("mkn", "dtype", "out_dtype", "wanted"),
+    [
+        ((8192, 4096, 4096), "bfloat16", "bfloat16", MatmulConfig(described=True, late=2)),
+        ((8192, 4096, 1536), "bfloat16", "bfloat16", FLAT),  # three tiles a program
+        ((8192, 320, 4096), "bfloat16", "bfloat16", FLAT),  # five k steps
+        ((8192, 4096, 4092), "bfloat16", "bfloat16", FLAT),  # rows of 8184 bytes
+        # 144 KiB of stages and 128 of a tile are too much
+        ((8192, 4096, 4096), "bfloat16", "float32", MatmulConfig(num_stages=4, flat=False)),
+        ((8192, 4096, 4096), "float32", "float32", MatmulConfig(num_stages=2, flat=False)),
+    ],
+)
+def test_the_usual_product_is_late_or_flat_where_it_can_be(
+    mkn: tuple[int, int, int], dtype: str, out_dtype: str, wanted: MatmulConfig
+) -> None:
+    assert MatmulConfig.usual(mkn, dtype, out_dtype, 128) == wanted
+    kernel = matmul_triton.matmul(*mkn, out_dtype, programs=128)
+    same = MatmulConfig.usual(mkn, out_dtype, out_dtype, 128)
+    assert kernel.triton_body.arguments == same.arguments(*mkn, 128)
     assert kernel.triton_body.num_stages == same.num_stages

@@ -155,8 +155,15 @@ def test_a_flat_loop_stays_so_where_nobody_waits_for_its_tiles() -> None:
     scheme = replace(SCHEME, order=Columns(0, (1,)), waits=Lists(0, Columns(4, (1, 1)), True))
     head = "for position in tl.range(program, TILES, WORKERS, flatten=True):"
     assert head in rewritten(text, scheme)
-    signals = Lists(0, Columns(4, (1, 1)))
-    assert head.replace(", flatten=True", "") in rewritten(text, replace(scheme, signals=signals))
+    scheme = replace(scheme, signals=Lists(0, Columns(4, (1, 1))))
+    with pytest.raises(UnsupportedError, match=r"k.py:7: .* no epilogue directive says"):
+        rewritten(text, scheme)
+    store = "tl.store(y_ptr + block, tl.load(x_ptr + block))"
+    marked = "# syncopate: epilogue x\n{0}{1}\n{0}# syncopate: end epilogue".format(" " * 8, store)
+    marked = f"x = tl.load(x_ptr + block)\n        {marked}".replace(
+        "tl.load(x_ptr + block))", "x)"
+    )
+    assert head.replace(", flatten=True", "") in rewritten(text.replace(store, marked), scheme)
 
 
 def test_what_the_copy_unit_stored_is_there_before_a_signal() -> None:
@@ -172,6 +179,7 @@ PIPELINED = {
     "pointers, flat": MatmulConfig(),
     "descriptors": MatmulConfig(described=True, flat=False, num_stages=4),
     "descriptors, flat": MatmulConfig(described=True, num_stages=4),
+    "late": MatmulConfig(described=True, late=2),
 }
 
 
@@ -186,6 +194,17 @@ def test_a_product_in_order_behind_flags_is_pipelined(config: MatmulConfig) -> N
     assert re.findall(r"warp_group_dot_wait[^\n]*pendings = (\d)", found.asm["ttgir"])[0] == "1"
     assert found.asm["ttgir"].count("scf.for") == (1 if config.flat else 2)
     assert found.asm["ptx"].count("ld.acquire.sys") >= 1
+    if config.late:  # bands are stored before the tile that they make room for is rounded
+        steps = found.asm["ttgir"].split("warp_group_dot ")[0]
+        assert steps.count("async_tma_copy_local_to_global") == 4
+
+
+def test_a_tile_that_is_stored_late_is_not_signalled() -> None:
+    source = directives_tree.read(MatmulConfig(described=True, late=2).kernel)
+    arrays = ("x_ptr", "w_ptr", *SCHEME.parameters[1:])
+    scheme = replace(SCHEME, parameters=arrays, signals=Lists(2, Columns(4, (1, 1))))
+    with pytest.raises(UnsupportedError, match="no epilogue directive says where it stores them"):
+        rewrite.rewrite(source, scheme)
 
 
 @pytest.mark.parametrize("backend", ["ldst_dedicated", "ldst_colocated"])
