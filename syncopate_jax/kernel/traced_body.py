@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax._src.pallas import core as pallas_core  # grid_env: read at 0.11.2 and 0.12.0.1
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from syncopate_jax.kernel.blocks import block_indices, kept_sizes
 from syncopate_jax.kernel.carried_state import check_state
+from syncopate_jax.kernel.grid_numbers import run_at
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.step_numbers import asking_visits
 
@@ -48,9 +48,7 @@ def trace_body(
     grid = kernel.grid
 
     def body(*numbers: jax.Array) -> None:
-        axes = [pallas_core.GridAxis(i, n) for i, n in zip(numbers, grid, strict=False)]
-        with pallas_core.grid_env(axes):
-            kernel.grid_body(*refs, **addend)
+        run_at(numbers[: len(grid)], grid, lambda: kernel.grid_body(*refs, **addend))
 
     zeros = [jax.numpy.int32(0)] * (2 * len(grid))
     traced = jax.make_jaxpr(body)(*zeros)
