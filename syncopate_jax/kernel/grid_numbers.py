@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 
 
 def run_at(numbers: Sequence[Any], grid: Sequence[int], body: Callable[..., None]) -> None:
-    """Runs ``body()`` where ``pl.program_id`` is ``numbers`` and ``pl.num_programs`` is ``grid``."""
+    """Runs ``body()`` at the grid point ``numbers``, as ``pl.program_id`` gives them."""
     axes = [pallas_core.GridAxis(i, n) for i, n in zip(numbers, grid, strict=True)]
     with pallas_core.grid_env(axes):
         body()

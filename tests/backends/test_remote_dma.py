@@ -133,7 +133,7 @@ def adding(body: Any, dtype: str = "float32") -> Work:
 
 @pytest.mark.parametrize(
     "steps,found",
-    [((), "0 times"), ((None,), "at each of 2 steps of a tile"), ((1, 1), "2 times"), ((1,), None)],
+    [((), "0 times in"), ((None,), "at each of 2 steps of"), ((1, 1), "2 times in"), ((1,), None)],
 )
 def test_an_addend_is_asked_for_once_a_tile(steps: tuple[int | None, ...], found: str) -> None:
     """Without a call the peers' sums are lost; a second waits for what does not come again."""
@@ -155,7 +155,7 @@ def test_an_addend_is_asked_for_once_a_tile(steps: tuple[int | None, ...], found
     if found is None:
         assert reason is None
         return
-    words = f"kernel adding calls addend() {found}; it needs one call a tile"
+    words = f"kernel adding calls addend() {found} the tile at grid point (0, 0); it needs one"
     assert reason is not None and reason.startswith(f"remote_dma: {words}")
     call = jax.shard_map(
         lambda x: RemoteDma().emit(work, "tpu")(x, platform="cpu", interpret=True)[0],
@@ -325,7 +325,7 @@ def test_a_body_that_cannot_be_walked_in_another_order() -> None:
         out_specs=jax.P("t"),
     )
     with pytest.raises(UnsupportedError, match=re.escape(refusal)):
-        jax.jit(fn)(np.ones((8, 4), "f"), np.ones((4, 2), "i"))
+        jax.jit(fn)(np.ones((8, 4), "f"), np.ones((4, 2), "uint8"))
 
 
 class TestBuffers:
