@@ -61,7 +61,7 @@ class _LayoutMaker:
         placed = self._placed()
         layout_parts = self._operands(placed)
         tile, step = self._coordinates()
-        orders = np.unique(self.schedule.k_order, axis=0)
+        orders = tuple(map(tuple, np.unique(self.schedule.k_order, axis=0).tolist()))
         return Layout(
             **layout_parts,
             **self._programs(placed),
@@ -69,7 +69,7 @@ class _LayoutMaker:
             step=step,
             step_counts=tuple(axis.count for axis in self.space.reduction),
             reduction_axes=self.kernel.reduction_axes,
-            orders=tuple(map(tuple, orders.tolist())),
+            orders=orders,
             reordered=reordered_axes(self.kernel, orders),
             bound=frozenset(self.tensor_of),
             table=np.concatenate(self.vector, axis=1),

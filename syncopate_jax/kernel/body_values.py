@@ -178,7 +178,8 @@ class Machine:
 
         def value(v: Any) -> Any:
             if isinstance(v, core.Literal):
-                return np.asarray(v.val).astype(widened(v.aval.dtype))
+                aval: Any = v.aval
+                return np.asarray(v.val).astype(widened(aval.dtype))
             return known[v]
 
         for eqn in jaxpr.eqns:
