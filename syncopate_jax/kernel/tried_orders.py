@@ -10,7 +10,7 @@ and others spread between.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,22 @@ from syncopate_jax.kernel.blocks import block_indices
 from syncopate_jax.kernel.body_values import Held, Machine, UntoldError, scratch, widened
 from syncopate_jax.kernel.local import PallasKernel
 
-DRAWS = ("normal", "few values", "equal blocks", "blocks of one sign", "positive")
-WORK = 2e9  # in the unit of Machine, a few seconds
+EQUAL = "equal blocks"
+DRAWS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {
+    "normal": lambda rng, shape: rng.standard_normal(shape),
+    "0 or 1": lambda rng, shape: rng.integers(0, 2, shape),
+    EQUAL: lambda rng, shape: rng.standard_normal(shape),
+    "of one sign": lambda rng, shape: rng.choice([-1, 1]) * rng.uniform(0.5, 1.5, shape),
+    "positive": lambda rng, shape: rng.uniform(0.5, 1.5, shape),
+    "negative": lambda rng, shape: -rng.uniform(0.5, 1.5, shape),
+    "small": lambda rng, shape: 0.05 * rng.standard_normal(shape),
+    "large": lambda rng, shape: 20 * rng.standard_normal(shape),
+}
+"""Fractions in a block; all blocks of an operand are alike where they are equal."""
+FEW_DRAWS = 4  # the first ones, where more would take long; large blocks have many values in each
 ORDERS = 3  # that are tried: of the first ranks that have different ones
 STEPS, MOST_STEPS = 8, 64  # of a long reduction along one axis; of one along several
+EASY, MOST_WORK = 1e9, 6e9  # a second and some, in the unit of ``Machine.left``
 TOLERANCE = 1e-9  # of the largest element; float64 rounds by 1e-16 of it
 
 
@@ -83,53 +95,63 @@ class _Trial:
 
     def fault(self) -> str | None:
         """What differs, in words."""
-        left, told = WORK, False
-        steps = self._steps(len(self.natural))
-        for draw in range(len(DRAWS)):
-            machine = Machine(left)
-            wanted = self._walk(machine, draw, [s for s in self.natural if s in steps])
-            if draw == 0:
-                each = (left - machine.left) / len(steps)
-                most = int(left / (each * len(DRAWS) * (1 + len(self.orders))))
-                if most < len(steps):
-                    steps = self._steps(most)
-                    wanted = self._walk(machine, draw, sorted(steps))
+        draws, orders, steps = self._amount()
+        machine, told = Machine(MOST_WORK), False
+        for draw, kind in enumerate(DRAWS):
+            if draw >= draws and told:
+                break
+            wanted = self._walk(machine, draw, sorted(steps))
             if not all(np.isfinite(x).all() for x in wanted.values()):
-                left = machine.left
                 continue
             told = True
-            for order in self.orders:
+            for order in orders:
                 found = self._walk(machine, draw, [s for s in order if s in steps])
                 if different := _different(wanted, found):
                     return (
-                        f"on random blocks ({DRAWS[draw]}) {different} where {len(steps)} steps "
-                        f"are walked in the grid's order and where they are in the plan's, so what "
+                        f"on random blocks ({kind}) {different} where {len(steps)} steps are "
+                        f"walked in the grid's order and where they are in the plan's, so what "
                         f"the body keeps from step to step depends on their order"
                     )
-            left = machine.left
         if not told:
             raise UntoldError("it gives no finite numbers on random blocks")
         return None
 
-    def _steps(self, most: int) -> set[int]:
-        """The steps that are walked; all that there are, or some that show each order."""
+    def _amount(self) -> tuple[int, list[tuple[int, ...]], set[int]]:
+        """How many draws, which orders and which steps: many, where a step takes little."""
+        machine = Machine(MOST_WORK)
+        self._walk(machine, 0, [0])
+        each = MOST_WORK - machine.left
+        for draws, orders, more in (
+            (len(DRAWS), self.orders, STEPS),
+            (len(DRAWS), self.orders[:1], 0),
+            (FEW_DRAWS, self.orders[:1], 0),
+        ):
+            steps = self._steps(orders, more)
+            work = each * draws * (1 + len(orders)) * len(steps)
+            if work <= EASY:
+                break
+        if work > MOST_WORK:
+            raise UntoldError("it takes too much to compute on blocks of these sizes")
+        return draws, orders, steps
+
+    def _steps(self, orders: Sequence[Sequence[int]], more: int) -> set[int]:
+        """The steps that are walked: all, or those that show each order and ``more`` of others."""
         total = len(self.natural)
-        several = sum(count > 1 for count in self.counts) > 1
-        if total <= min(most, MOST_STEPS if several else STEPS):
+        if sum(count > 1 for count in self.counts) > 1:
+            if total > MOST_STEPS:
+                raise UntoldError(f"a tile takes {total} steps along several axes")
             return set(self.natural)
         chosen = {0, total - 1}
-        for order in self.orders:
+        for order in orders:
             turn = next(i for i in range(total - 1) if order[i] > order[i + 1])
             chosen |= {order[0], order[-1], order[turn], order[turn + 1]}
-        if several or len(chosen) > most:
-            raise UntoldError("it takes too much to compute on blocks of these sizes")
-        spread = np.linspace(0, total - 1, min(most, STEPS)).astype(int).tolist()
-        return chosen | set(spread[: max(min(most, STEPS) - len(chosen), 0)])
+        spread = np.linspace(0, total - 1, min(more, total)).astype(int).tolist()
+        return chosen | set(spread)
 
     def _walk(self, machine: Machine, draw: int, steps: Sequence[int]) -> Mapping[str, np.ndarray]:
         """The results of one tile: another one for another draw."""
         kernel, body = self.kernel, self.body
-        part = (2, 0, 1, 2, 1)[draw]
+        part = (2, 0, 1)[draw % 3]
         tile = [(n - 1) * part // 2 for n in kernel.grid]
         held: dict[Any, Any] = {}
         inputs = []
@@ -169,18 +191,12 @@ def _constant(given: Any) -> Any:
 
 def _drawn(draw: int, name: str, block: tuple[int, ...], aval: Any) -> np.ndarray:
     """The block of an operand, the same whenever it is asked for."""
-    kind, dtype, shape = DRAWS[draw], widened(aval.dtype), aval.shape
-    seed = (draw, zlib.crc32(name.encode()), *(() if kind == "equal blocks" else block))
+    kind, dtype = list(DRAWS)[draw], widened(aval.dtype)
+    seed = (draw, zlib.crc32(name.encode()), *(() if kind == EQUAL else block))
     rng = np.random.default_rng(seed)
-    if dtype.kind not in "fc":
-        return rng.integers(0, 2 if dtype.kind == "b" else 3, shape).astype(dtype)
-    if kind == "few values":
-        return rng.integers(0, 2, shape).astype(dtype)
-    if kind == "positive":
-        return rng.uniform(0.5, 1.5, shape).astype(dtype)
-    if kind == "blocks of one sign":
-        return (rng.choice([-1, 1]) * rng.uniform(0.5, 1.5, shape)).astype(dtype)
-    return rng.standard_normal(shape).astype(dtype)
+    if dtype.kind in "fc":
+        return DRAWS[kind](rng, aval.shape).astype(dtype)
+    return rng.integers(0, 2 if dtype.kind == "b" else 3, aval.shape).astype(dtype)
 
 
 def _different(wanted: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> str | None:
