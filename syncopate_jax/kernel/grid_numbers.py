@@ -6,14 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src.pallas import core as pallas_core  # grid_env: read at 0.11.2 and 0.12.0.1
+from jax._src import core as jax_core  # extend_axis_env_nd: read at 0.11.2 and 0.12.0.1
+from jax._src.pallas import core as pallas_core  # grid_env: likewise
 from jax.experimental import pallas as pl
 
 
 def run_at(numbers: Sequence[Any], grid: Sequence[int], body: Callable[..., None]) -> None:
-    """Runs ``body()`` at the grid point ``numbers``, as ``pl.program_id`` gives them."""
+    """Runs ``body()`` at the grid point ``numbers``, as ``pl.program_id`` gives them.
+
+    Jitted functions that it calls are traced anew, as those of another run have its numbers inside;
+    an axis that is this run's alone tells JAX so.
+    """
     axes = [pallas_core.GridAxis(i, n) for i, n in zip(numbers, grid, strict=True)]
-    with pallas_core.grid_env(axes):
+    with pallas_core.grid_env(axes), jax_core.extend_axis_env_nd([(object(), 1)]):
         body()
 
 

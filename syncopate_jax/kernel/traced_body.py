@@ -128,17 +128,19 @@ def _check(
         addend=bool(addend),
     )
     reordered = reordered_axes(kernel, orders)
+    if not reordered:
+        return
     program, doubt = _asking_visits(kernel, jaxpr, roles, reordered)
-    seen = doubt is None and accumulates(
+    if doubt is None and accumulates(
         program,
         kernel.grid,
         kernel.reduction_axes,
         reordered,
         blocks=[role in _walking(kernel, reordered) for role in roles],
         state=[role == "" or role in kernel.results for role in roles],
-    )
-    if reordered and not seen:
-        check_orders(kernel, Body(program, constants, roles, doubt), orders)
+    ):
+        return
+    check_orders(kernel, Body(program, constants, roles, doubt), orders)
 
 
 def _trace(

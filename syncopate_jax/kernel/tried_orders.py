@@ -37,7 +37,7 @@ DRAWS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] =
 FEW_DRAWS = 4  # the first ones, where more would take long; large blocks have many values in each
 ORDERS = 3  # that are tried: of the first ranks that have different ones
 STEPS, MOST_STEPS = 8, 64  # of a long reduction along one axis; of one along several
-EASY, MOST_WORK = 1e9, 6e9  # a second and some, in the unit of ``Machine.left``
+EASY, MOST_WORK = 2e9, 1e10  # a second and some, in the unit of ``Machine.left``
 TOLERANCE = 1e-9  # of the largest element; float64 rounds by 1e-16 of it
 
 
