@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from syncopate_jax.errors import UnsupportedError
-from syncopate_jax.kernel import traced_body, tried_orders
+from syncopate_jax.kernel import accumulation, traced_body, tried_orders
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.traced_body import check_body
 from syncopate_jax.pallas_kernels import matmul_tpu
@@ -391,3 +391,58 @@ def test_bodies_made_at_random(seed: int) -> None:
             taken += 1
             assert same(update, stored, rng), (text, stored)
     assert taken and refused, (taken, refused)
+
+
+def statement(rng: np.random.Generator) -> tuple[str, Callable[..., None]]:
+    """One line of a body, under a condition or none, on some of y, a and b."""
+    to, by = rng.integers(3, size=2)
+    kinds: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
+        ("start", lambda kept, x, other: jnp.zeros_like(kept)),
+        ("add", lambda kept, x, other: kept + x),
+        ("add", lambda kept, x, other: kept - 2 * x),
+        ("max", lambda kept, x, other: jnp.maximum(x, kept)),
+        ("from", lambda kept, x, other: 1 + other),
+        ("add from", lambda kept, x, other: kept + other),
+    ]
+    kind, made = kinds[rng.integers(len(kinds))]
+    wheres = ["first"] * 6 if kind == "start" else ["last"] * 3 if "from" in kind else []
+    where = [*wheres, "always", "always", "last", "data"][rng.integers(4 + len(wheres))]
+
+    def line(x: Any, *refs: Any) -> None:
+        def store() -> None:
+            refs[to][...] = made(refs[to][...], x[...], refs[by][...])
+
+        conditions = {"first": first, "last": last, "data": pl.when(x[0, 0] > 0)}
+        conditions.get(where, lambda run: run())(store)
+
+    return f"{where}: {'yab'[to]} {kind} {'yab'[by]}", line
+
+
+def test_what_is_seen_to_be_a_sum_is_found_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read of bodies made at random agrees with what they give."""
+    answers = []
+
+    def reads(*given: Any, **named: Any) -> bool:
+        answers.append(accumulation.accumulates(*given, **named))
+        return False  # so that it is tried too
+
+    monkeypatch.setattr(traced_body, "accumulates", reads)
+    rng = np.random.default_rng(11)
+    seen = 0
+    for _ in range(60):
+        lines = [statement(rng) for _ in range(rng.integers(1, 4))]
+        if rng.random() < 0.9:  # as most bodies begin and end
+            lines = [("first: all start", lambda x, *refs: [zero(ref) for ref in refs]), *lines]
+
+        def body(*refs: Any, lines: Any = lines) -> None:
+            for _, line in lines:
+                line(*refs)
+
+        answers.clear()
+        try:
+            check(body)
+        except UnsupportedError as error:
+            assert not any(answers), ([text for text, _ in lines], str(error))
+        else:
+            seen += any(answers)
+    assert seen > 4
