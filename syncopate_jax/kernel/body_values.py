@@ -211,13 +211,14 @@ class Machine:
         return _by_jax(eqn, ins)
 
     def _spend(self, eqn: Any, ins: list[Any]) -> None:
-        self._pay(OVERHEAD + sum(math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars))
+        self.pay(OVERHEAD + sum(math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars))
         if eqn.primitive.name == "dot_general":
             (summed, _), _ = eqn.params["dimension_numbers"]
             terms = math.prod(ins[0].shape[d] for d in summed)
-            self._pay(math.prod(eqn.outvars[0].aval.shape) * terms / 4)
+            self.pay(math.prod(eqn.outvars[0].aval.shape) * terms / 4)
 
-    def _pay(self, units: float) -> None:
+    def pay(self, units: float) -> None:
+        """Counts ``units`` of work; raises UntoldError where they are too many."""
         self.left -= units
         if self.left < 0:
             raise UntoldError("it takes too much to compute on blocks of these sizes")
@@ -231,7 +232,7 @@ class Machine:
         carried = ins[second:]
         while self._closed(eqn.params["cond_jaxpr"], ins[:first] + carried)[0]:
             carried = self._closed(eqn.params["body_jaxpr"], ins[first:second] + carried)
-            self._pay(OVERHEAD)
+            self.pay(OVERHEAD)
         return carried
 
     def _scan(self, eqn: Any, ins: list[Any]) -> list[Any]:

@@ -131,12 +131,13 @@ def _check(
     if not reordered:
         return
     program, doubt = _asking_visits(kernel, jaxpr, roles, reordered)
+    walking = _walking(kernel, reordered)
     if doubt is None and accumulates(
         program,
         kernel.grid,
         kernel.reduction_axes,
         reordered,
-        blocks=[role in _walking(kernel, reordered) for role in roles],
+        blocks=[role in walking for role in roles],
         state=[role == "" or role in kernel.results for role in roles],
     ):
         return
@@ -166,11 +167,12 @@ def _roles(kernel: PallasKernel, refs: Sequence[Any], constants: Sequence[Any]) 
 def _asking_visits(
     kernel: PallasKernel, jaxpr: Any, roles: Sequence[str | None], reordered: Sequence[int]
 ) -> tuple[Any, str | None]:
+    walking = _walking(kernel, reordered)
     return asking_visits(
         kernel.name,
         jaxpr,
         {axis: kernel.grid[axis] for axis in reordered},
-        blocks=[role in _walking(kernel, reordered) for role in roles],
+        blocks=[role in walking for role in roles],
         state=[role == "" or role in kernel.results for role in roles],
         results=[role in kernel.results for role in roles],
     )

@@ -237,13 +237,66 @@ def test_what_cannot_be_tried() -> None:
         zero(y)
         y[...] = y[...] * 0.5 + jnp.sqrt(-1 - x[...] ** 2)
 
-    for body, why in ((noisy, "it uses prng_random_bits"), (nowhere, "it gives no finite numbers")):
+    for body, why in (
+        (noisy, "it uses prng_random_bits"),
+        (nowhere, "it gives hardly any numbers"),
+    ):
         with pytest.raises(UnsupportedError) as caught:
             check(body)
         assert str(caught.value).startswith(
             f"kernel reduces: whether its body gives the same in another order of the reduction "
             f"cannot be told, as {why}"
         )
+
+
+def test_integers_and_truths() -> None:
+    def first_is(x: Any, y: Any, a: Any, b: Any) -> None:
+        first(lambda: a.__setitem__(..., jnp.full_like(a, -1)))
+        a[...] = jnp.where(a[...] == -1, pl.program_id(1), a[...])
+        last(lambda: y.__setitem__(..., a[...]))
+
+    def odd(x: Any, y: Any, a: Any, b: Any) -> None:
+        zero(a)
+        a[...] ^= x[...]
+        last(lambda: y.__setitem__(..., a[...]))
+
+    check(odd, "int32")
+    check(odd, "bool")
+    with pytest.raises(UnsupportedError, match=r"y\[0, 0\] is 0 and 2 where"):
+        check(first_is, "int32")
+
+    def negative_ends(x: Any, y: Any, a: Any, b: Any) -> None:
+        zero(a)
+        a[...] = jnp.where(x[...] < -4, 0, a[...]) + x[...]
+        last(lambda: y.__setitem__(..., a[...]))
+
+    with pytest.raises(UnsupportedError, match=r"is -?\d+ and -?\d+ where"):
+        check(negative_ends, "int32")
+
+    def kept_truth(x: Any, y: Any, a: Any, b: Any) -> None:
+        first(lambda: a.__setitem__(..., jnp.ones_like(a)))
+        a[...] = jnp.where(x[...], a[...], jnp.logical_not(x[...]) & (pl.program_id(1) > 1))
+        last(lambda: y.__setitem__(..., a[...]))
+
+    with pytest.raises(UnsupportedError, match=r"is (True and False|False and True) where"):
+        check(kept_truth, "bool")
+
+
+def test_a_mask_that_leaves_some_elements_no_number() -> None:
+    """Those tell nothing, the others do; where only the plan's order gives none, it is refused."""
+
+    def masked(x: Any, y: Any, a: Any, b: Any, lost: float) -> None:
+        first(lambda: a.__setitem__(..., jnp.full_like(a, -jnp.inf)))
+        zero(b)
+        score = jnp.where(x[...] > 0, x[...], lost)
+        top = jnp.maximum(a[...], score)
+        b[...] = b[...] * jnp.exp(a[...] - top) + jnp.exp(score - top)
+        a[...] = top
+        last(lambda: y.__setitem__(..., a[...] + jnp.log(b[...])))
+
+    check(functools.partial(masked, lost=-1e30))
+    with pytest.raises(UnsupportedError, match="nan where"):
+        check(functools.partial(masked, lost=-jnp.inf))
 
 
 def test_blocks_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +412,7 @@ def same(update: Rule, stored: bool, rng: np.random.Generator) -> bool:
 ORDERS = (range(COUNT), ARRIVAL)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_bodies_made_at_random(seed: int) -> None:
     """What is taken gives the same on other blocks than those that were tried, and the reverse."""
     rng = np.random.default_rng(seed)
@@ -429,7 +482,7 @@ def test_what_is_seen_to_be_a_sum_is_found_to_be_one(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(traced_body, "accumulates", reads)
     rng = np.random.default_rng(11)
     seen = 0
-    for _ in range(60):
+    for _ in range(40):
         lines = [statement(rng) for _ in range(rng.integers(1, 4))]
         if rng.random() < 0.9:  # as most bodies begin and end
             lines = [("first: all start", lambda x, *refs: [zero(ref) for ref in refs]), *lines]
@@ -445,4 +498,4 @@ def test_what_is_seen_to_be_a_sum_is_found_to_be_one(monkeypatch: pytest.MonkeyP
             assert not any(answers), ([text for text, _ in lines], str(error))
         else:
             seen += any(answers)
-    assert seen > 4
+    assert seen > 2
