@@ -68,7 +68,7 @@ def check_state(
     points += [end] if points[-1] != end else []
     for part in (0, 1, 2):  # a tile of the beginning, of the middle and of the end
         tile = [0 if a in reduction else (n - 1) * part // 2 for a, n in enumerate(grid)]
-        walk = _Walk(name, stored)
+        walk = _Walk(name, stored, addend)
         refs: dict[Any, Any] = dict.fromkeys(held, STALE)
         asked = []
         for point in points:
@@ -102,8 +102,9 @@ def _not_once(name: str, found: str) -> UnsupportedError:
 class _Walk:
     """Follows one tile; references are variables of the outermost program."""
 
-    def __init__(self, name: str, stored: Iterable[Any]):
-        self.name, self.stored, self.found, self.asked = name, set(stored), False, 0
+    def __init__(self, name: str, stored: Iterable[Any], addend: bool):
+        self.name, self.stored, self.addend = name, set(stored), addend
+        self.found, self.asked = False, 0
 
     def run(
         self,
@@ -141,7 +142,7 @@ class _Walk:
         if name in CALLS:
             self.asked += eqn.params.get("name") == ADDEND
             return self._inside(eqn.params["jaxpr"].jaxpr, ins, there, refs)
-        if any(map(_asks, core.jaxprs_in_params(eqn.params))):
+        if self.addend and any(map(_asks, core.jaxprs_in_params(eqn.params))):
             where = "under a condition on values" if name == "cond" else "in a loop"
             raise _not_once(self.name, where)
         if name == "select_n" and is_number(ins[0]):
