@@ -97,6 +97,7 @@ class _Reader:
         self.first, self.last = first, last
         self.version = dict.fromkeys(self.state, 0)
         self.finished: set[Any] = set()
+        self.chosen = 0
         self.run(self.jaxpr, dict(known), {}, sure=True)
 
     def run(
@@ -148,7 +149,10 @@ class _Reader:
         branches = eqn.params["branches"]
         if is_number(ins[0]):
             chosen = branches[min(max(int(ins[0]), 0), len(branches) - 1)]
-            return self._inside(chosen, ins[1:], there[1:], sure)
+            self.chosen += 1
+            outs = self._inside(chosen, ins[1:], there[1:], sure)
+            self.chosen -= 1
+            return outs
         if ins[0].state:
             raise _UnseenError
         found = [self._inside(branch, ins[1:], there[1:], False) for branch in branches]
@@ -167,6 +171,8 @@ class _Reader:
             return [_Made(block=block, state=frozenset([here]), sum_of=(*here, place))]
         stored = ins[1] if isinstance(ins[1], _Made) else _Made()
         if any(isinstance(v, _Made) and v.state for v in ins[2:]) or ref in self.finished:
+            raise _UnseenError
+        if self.chosen and stored.block:  # at some steps only, so which block they have matters
             raise _UnseenError
         if name == "addupdate" and not stored.state:
             self._adds(ref, "add")

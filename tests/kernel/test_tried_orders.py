@@ -110,6 +110,13 @@ def other_products_than_the_first(x: Any, y: Any, a: Any, b: Any) -> None:
     later(lambda: y.__setitem__(..., y[...] + 2 * x[...]))
 
 
+def adds_the_last(x: Any, y: Any, a: Any, b: Any) -> None:
+    zero(a)
+    added = a[...] + x[...]
+    last(lambda: a.__setitem__(..., added))
+    last(lambda: y.__setitem__(..., a[...]))
+
+
 def by_the_first(x: Any, y: Any, a: Any, b: Any) -> None:
     """Sums what is measured from the first block, as a shifted variance is, and forgets that."""
     zero(y)
@@ -127,6 +134,7 @@ def by_the_first(x: Any, y: Any, a: Any, b: Any) -> None:
         started_by_data,
         the_block_before,
         the_last_block_again,
+        adds_the_last,
     ],
 )
 def test_what_depends_on_the_order(body: Callable[..., None]) -> None:
@@ -461,14 +469,19 @@ def statement(rng: np.random.Generator) -> tuple[str, Callable[..., None]]:
     wheres = ["first"] * 6 if kind == "start" else ["last"] * 3 if "from" in kind else []
     where = [*wheres, "always", "always", "last", "data"][rng.integers(4 + len(wheres))]
 
+    before = rng.random() < 0.3
+
     def line(x: Any, *refs: Any) -> None:
+        early = made(refs[to][...], x[...], refs[by][...])
+
         def store() -> None:
-            refs[to][...] = made(refs[to][...], x[...], refs[by][...])
+            now = early if before else made(refs[to][...], x[...], refs[by][...])
+            refs[to][...] = now
 
         conditions = {"first": first, "last": last, "data": pl.when(x[0, 0] > 0)}
         conditions.get(where, lambda run: run())(store)
 
-    return f"{where}: {'yab'[to]} {kind} {'yab'[by]}", line
+    return f"{where}: {'yab'[to]} {kind} {'yab'[by]}{' before' * before}", line
 
 
 def test_what_is_seen_to_be_a_sum_is_found_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
