@@ -106,6 +106,53 @@ def test_attention_that_walks_gathered_keys_and_values(backend: str) -> None:
     np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_a_running_average_of_chunks_as_they_arrive() -> None:
+    """What is kept depends on the order of the blocks, which the plan changes: it is refused."""
+
+    def body(x: jax.Ref, y: jax.Ref) -> None:
+        @pl.when(pl.program_id(0) == 0)
+        def _() -> None:
+            y[...] = jnp.zeros_like(y)
+
+        y[...] = y[...] * 0.5 + x[...] * 0.5
+
+    block, given = pl.BlockSpec((2, 4), lambda k: (k, 0)), jax.ShapeDtypeStruct((2, 4), "float32")
+    whole = pl.BlockSpec((2, 4), lambda k: (0, 0))
+    kernel = PallasKernel(body, 4, ("x",), ("y",), block, whole, given, name="averages")
+    plan = own_kernels.gather_plan(2, t=(8, 4))
+    refusal = "kernel averages: on random blocks (normal) y[0, 0] is "
+    with refused(refusal, UnsupportedError):
+        fuse(kernel, plan, {"t": "x"}, axis_name="t", backend="remote_dma")
+    operator = fuse(kernel, plan, {"t": "x"}, axis_name="t")
+    assert operator.backend.name == "xla" and refusal in repr(operator)
+    x = random(8, 4)
+    y = run(operator, 2, P("t"), P("t"), x)
+    wanted = sum(x[2 * k : 2 * k + 2] * 0.5 ** (4 - k) for k in range(4))
+    np.testing.assert_allclose(y, np.tile(wanted, (2, 1)), rtol=1e-5)
+
+
+def test_the_first_product_is_stored_and_others_added() -> None:
+    def body(x: jax.Ref, w: jax.Ref, y: jax.Ref) -> None:
+        part = jnp.dot(x[...].T, w[...], precision="highest")
+
+        @pl.when(pl.program_id(0) == 0)
+        def _() -> None:
+            y[...] = part
+
+        @pl.when(pl.program_id(0) > 0)
+        def _() -> None:
+            y[...] += part
+
+    block = pl.BlockSpec((2, 4), lambda k: (k, 0))
+    whole, given = pl.BlockSpec((4, 4), lambda k: (0, 0)), jax.ShapeDtypeStruct((4, 4), "float32")
+    kernel = PallasKernel(body, 4, ("x", "w"), ("y",), [block, block], whole, given)
+    plan = own_kernels.gather_plan(2, t=(8, 4))
+    operator = fuse(kernel, plan, {"t": "x"}, axis_name="t", backend="remote_dma")
+    x, w = random(8, 4), random(8, 4) + 1
+    y = run(operator, 2, (P("t"), P()), P("t"), x, w)
+    np.testing.assert_allclose(y, np.tile(x.T @ w, (2, 1)), rtol=1e-5, atol=1e-5)
+
+
 @each_backend
 @pytest.mark.slow
 def test_a_gathered_operand_and_a_scattered_result(backend: str) -> None:

@@ -100,7 +100,9 @@ class BlockTable:
 class Layout:
     """All that the kernel's text needs; see the attributes' types.
 
-    ``reordered``: the reduction axes that some rank walks in another order than the grid's;
+    ``orders``: those in which ranks walk the steps of their tiles, each once; ``reordered``: the
+    reduction axes along which one of them is another than the grid's; ``checked``: of which shapes
+    and dtypes of all operands the body has been found to bear these orders;
     ``leave_together``: some rank could leave before all have entered; see ``remote_dma``.
     """
 
@@ -118,6 +120,7 @@ class Layout:
     step: Section
     step_counts: tuple[int, ...]
     reduction_axes: tuple[int, ...]
+    orders: tuple[tuple[int, ...], ...]
     reordered: tuple[int, ...]
     code: Section
     branches: list[Branch]
@@ -129,6 +132,7 @@ class Layout:
     num_sends: int
     ndim: int
     leave_together: bool
+    checked: set[Any] = field(default_factory=set)
     by_key: dict[Key, Placed] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ from syncopate_jax.backends.interface import Work
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.ir.text import row_text
 from syncopate_jax.kernel.blocks import block_shape, kept_sizes
+from syncopate_jax.kernel.traced_body import reordered_axes
 
 # A work is laid out when the backend is asked about it and whenever its operator is traced.
 _made: weakref.WeakKeyDictionary[Work, Layout] = weakref.WeakKeyDictionary()
@@ -59,7 +60,8 @@ class _LayoutMaker:
         self._check()
         placed = self._placed()
         layout_parts = self._operands(placed)
-        tile, step, reordered = self._coordinates()
+        tile, step = self._coordinates()
+        orders = tuple(map(tuple, np.unique(self.schedule.k_order, axis=0).tolist()))
         return Layout(
             **layout_parts,
             **self._programs(placed),
@@ -67,7 +69,8 @@ class _LayoutMaker:
             step=step,
             step_counts=tuple(axis.count for axis in self.space.reduction),
             reduction_axes=self.kernel.reduction_axes,
-            reordered=reordered,
+            orders=orders,
+            reordered=reordered_axes(self.kernel, orders),
             bound=frozenset(self.tensor_of),
             table=np.concatenate(self.vector, axis=1),
         )
@@ -257,20 +260,15 @@ class _LayoutMaker:
         section = self._section(_stack(rows, 2 + ndim))
         return BlockTable(LANDING, ((tensor, LANDING),), (None, *sizes), section)
 
-    def _coordinates(self) -> tuple[Section, Section, tuple[int, ...]]:
-        """Index along the parallel axes by tile position, along the reduction axes by step.
-
-        Then the reduction axes that some rank walks in another order than the grid's.
-        """
+    def _coordinates(self) -> tuple[Section, Section]:
+        """Index along the parallel axes by tile position, along the reduction axes by step."""
         index = self.space.grid_indices()
         parallel = [index[axis.name][:, 0] for axis in self.space.parallel]
         reduction = [index[axis.name][0] for axis in self.space.reduction]
         order, k_order = self.schedule.order, self.schedule.k_order
         tile = np.stack([i[order] for i in parallel], -1) if parallel else order[..., None] * 0
         step = np.stack([i[k_order] for i in reduction], -1) if reduction else k_order[..., None]
-        walked = zip(self.kernel.reduction_axes, reduction, strict=True)
-        reordered = tuple(axis for axis, i in walked if (i[k_order] != i).any())
-        return self._section(tile), self._section(step), reordered
+        return self._section(tile), self._section(step)
 
     # --- instructions ------------------------------------------------------------------------
 

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +23,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.extend.core import get_opaque_trace_state
 
 from syncopate_jax.backends import dma_tables
 from syncopate_jax.backends.dma_layout import LANDING, BlockTable, Branch, Layout, Program
@@ -75,55 +73,63 @@ class RemoteDma:
         return emitted
 
 
+class _BodyError(UnsupportedError):
+    """The body itself raises something on its blocks."""
+
+
 def _body_reason(work: Work, layout: Layout) -> str | None:
-    """Why the body cannot be run in the schedule's order, as far as it is known before a call."""
+    """Why the body cannot be run in the schedule's order, as far as it is known before a call.
+
+    Of operands that no plan moves the dtype is supposed: where the body takes none of those that
+    are likely, the call tells.
+    """
     kernel, plan = work.kernel, work.schedule.plan
-    dtypes = {b.operand: plan.tensor(b.tensor).dtype for b in work.axis_map.bindings}
-    supposed = [*dtypes.values(), *(out.dtype for out in kernel.out_shape), "float32"][0]
-    try:
-        check_body(
-            _adding_once(kernel),
-            {name: access.shape for name, access in work.accesses.items()},
-            {name: dtypes.get(name, supposed) for name in kernel.operands},
-            layout.reordered,
-            next((b.block for b in layout.blocks if b.name == LANDING), None),
-        )
-    except UnsupportedError as error:
-        return f"remote_dma: {error}"
-    except Exception:  # of operands that no plan moves the dtype is a guess: the call tells it
-        return None
+    known = {b.operand: plan.tensor(b.tensor).dtype for b in work.axis_map.bindings}
+    outs = [str(out.dtype) for out in kernel.out_shape]
+    guarded = dataclasses.replace(kernel, body=_saying_what_raises(kernel))
+    for supposed in dict.fromkeys([*known.values(), *outs, "float32", "int32"]):
+        dtypes = {name: known.get(name, supposed) for name in kernel.operands}
+        try:
+            _check_body(dataclasses.replace(work, kernel=guarded), layout, {}, dtypes)
+        except _BodyError as error:
+            if known.keys() >= set(kernel.operands):
+                return f"remote_dma: {error}"
+        except UnsupportedError as error:
+            return f"remote_dma: {error}"
+        else:
+            return None
     return None
 
 
-def _adding_once(kernel: PallasKernel) -> PallasKernel:
-    """``kernel``, whose body raises UnsupportedError unless a tile asks once for what is added.
-
-    If it does not, the peers' partial results are lost; a second time it would wait for ever, since
-    they come once.
-    """
+def _saying_what_raises(kernel: PallasKernel) -> Callable[..., None]:
+    """The body, whose errors are told from all others."""
     local = kernel.grid_body
-    steps = math.prod(kernel.grid[axis] for axis in kernel.reduction_axes)
 
     def body(*refs: jax.Ref, **given: Callable[[], jax.Array]) -> None:
-        here, calls = get_opaque_trace_state(), []
+        try:
+            local(*refs, **given)
+        except Exception as error:  # it is the user's function
+            raise _BodyError(
+                f"the body of kernel {kernel.name} raises {type(error).__name__} on blocks "
+                f"{', '.join(str(jax.typeof(ref)) for ref in refs)}: {error}"
+            ) from error
 
-        def counted(add: Callable[[], jax.Array]) -> jax.Array:
-            calls.append(get_opaque_trace_state())
-            return add()
+    return body
 
-        local(*refs, **{name: functools.partial(counted, add) for name, add in given.items()})
-        found = f"{len(calls)} times"
-        if len(calls) == 1 and steps > 1 and calls[0] == here:
-            found = f"at each of {steps} steps of a tile"
-        elif len(calls) == 1 or not given:
-            return
-        raise UnsupportedError(
-            f"kernel {kernel.name} calls addend() {found}; it needs one call a tile, as the sums "
-            f"of peers come once: add its value to the tile before it is stored, at the last step "
-            f"of a reduction under pl.when"
-        )
 
-    return dataclasses.replace(kernel, body=body)
+def _check_body(
+    work: Work, layout: Layout, given: Mapping[str, jax.Array], dtypes: Mapping[str, Any]
+) -> None:
+    """Raises what ``check_body`` raises; ``given``: the operands, as far as they are there."""
+    known = {name: access.shape for name, access in work.accesses.items()}
+    for name, spec in zip(work.kernel.operands, work.kernel.in_specs, strict=True):
+        if name in given and name not in known and spec.block_shape is None:
+            known[name] = given[name].shape
+    key = (tuple(known.items()), tuple((name, str(dtype)) for name, dtype in dtypes.items()))
+    if key not in layout.checked:
+        addend = next((b.block for b in layout.blocks if b.name == LANDING), None)
+        check_body(work.kernel, known, dtypes, layout.orders, addend)
+        layout.checked.add(key)
 
 
 def _interpretation(settings: Any) -> Any:
@@ -142,6 +148,8 @@ class _Kernel:
 
     def call(self, operands: Sequence[jax.Array], interpret: Any) -> Sequence[jax.Array]:
         layout, kernel = self.layout, self.kernel
+        given = dict(zip(kernel.operands, operands, strict=True))
+        _check_body(self.work, layout, given, {name: x.dtype for name, x in given.items()})
         rank = lax.axis_index(self.work.axis_names)
         table = jnp.asarray(layout.table)[rank]
         arrays = [
@@ -245,9 +253,7 @@ class _Kernel:
         state.run(self.layout.before, at)
         for name in self.layout.loads:
             state.load(name, at)
-        body = trace_body(
-            _adding_once(self.kernel), state.body_refs(), self.layout.reordered, state.addend(tile)
-        )
+        body = trace_body(self.kernel, state.body_refs(), self.layout.reordered, state.addend(tile))
         body(*self._local_grid(table, tile, step))
 
         @pl.when(step == self.steps - 1)

@@ -1,4 +1,4 @@
-"""Whether a body makes a tile of what another tile left in scratch memory.
+"""Whether a body makes a tile of what another left in scratch, and asks once for its addend.
 
 Tiles are computed in the order in which chunks arrive, which differs from rank to rank, so each
 must stand alone. The body is followed through all steps of some tiles, with the tile's indices
@@ -8,6 +8,7 @@ known: a result stored from scratch that this tile has not written is another ti
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from jax.extend import core
 
 from syncopate_jax.errors import UnsupportedError
-from syncopate_jax.kernel.step_numbers import COMPARISONS
+from syncopate_jax.kernel.step_numbers import CALLS, COMPARISONS
 
 MOST_STEPS = 512
 """Steps of a tile that are followed: the first ones, and the last."""
@@ -31,6 +32,8 @@ KNOWN: dict[str, Callable[..., Any]] = {
     "rem": np.fmod,
 }
 """What is computed of known numbers; booleans are NumPy's."""
+ADDEND = "syncopate_addend"
+"""Name of the jitted function that stands for ``addend`` in a body that is followed."""
 STALE = object()
 """A value, or the contents of a reference, in which another tile's scratch may be."""
 
@@ -43,27 +46,36 @@ def check_state(
     *,
     scratch: Sequence[bool],
     results: Sequence[bool],
+    addend: bool,
 ) -> None:
     """Raises UnsupportedError where a tile surely stores what another left in scratch.
 
     ``jaxpr`` has the grid's indices as its first inputs; ``scratch`` and ``results`` say of each
     constant whether it is such a reference. What cannot be told, such as a store under a condition
     on data, counts as right.
+
+    Also where there is an ``addend``, called by the name ADDEND, and a tile does not surely ask for
+    it once: the peers' partial results would be lost; a second time it would wait for ever, since
+    they come once.
     """
-    if not any(scratch) or 0 in grid:
+    if not (any(scratch) or addend) or 0 in grid:
         return
     held = [var for var, is_scratch in zip(jaxpr.constvars, scratch, strict=True) if is_scratch]
     stored = [var for var, is_result in zip(jaxpr.constvars, results, strict=True) if is_result]
     steps = [range(n) if a in reduction else range(1) for a, n in enumerate(grid)]
     points = list(itertools.islice(itertools.product(*steps), MOST_STEPS))
-    points.append(tuple(numbers[-1] for numbers in steps))
+    end = tuple(numbers[-1] for numbers in steps)
+    points += [end] if points[-1] != end else []
     for part in (0, 1, 2):  # a tile of the beginning, of the middle and of the end
         tile = [0 if a in reduction else (n - 1) * part // 2 for a, n in enumerate(grid)]
-        walk = _Walk(stored)
+        walk = _Walk(name, stored, addend)
         refs: dict[Any, Any] = dict.fromkeys(held, STALE)
+        asked = []
         for point in points:
             here = [np.int32(t + s) for t, s in zip(tile, point, strict=True)]
+            before = walk.asked
             walk.run(jaxpr, dict(zip(jaxpr.invars, here, strict=False)), refs)
+            asked.append(walk.asked - before)
             if walk.found:
                 where = tuple(int(i) for i in here)
                 raise UnsupportedError(
@@ -72,13 +84,27 @@ def check_state(
                     f"chunks arrive; start the scratch at the first step of every tile, or use "
                     f"backend 'xla'"
                 )
+        if addend and sum(asked) != 1:
+            found = f"{sum(asked)} times in"
+            if len(points) > 1 and set(asked) == {1}:
+                found = f"at each of {math.prod(map(len, steps))} steps of"
+            raise _not_once(name, f"{found} the tile at grid point {tuple(tile)}")
+
+
+def _not_once(name: str, found: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"kernel {name} calls addend() {found}; it needs one call a tile, as the sums of peers "
+        f"come once: add its value to the tile before it is stored, at the last step of a "
+        f"reduction under pl.when"
+    )
 
 
 class _Walk:
     """Follows one tile; references are variables of the outermost program."""
 
-    def __init__(self, stored: Iterable[Any]):
-        self.stored, self.found = set(stored), False
+    def __init__(self, name: str, stored: Iterable[Any], addend: bool):
+        self.name, self.stored, self.addend = name, set(stored), addend
+        self.found, self.asked = False, 0
 
     def run(
         self,
@@ -109,22 +135,26 @@ class _Walk:
             if name != "get":
                 self._store(there[0], ins[1], refs, adds=name == "addupdate")
             return [before] * outs
-        if name == "cond" and _is_number(ins[0]):
+        if name == "cond" and is_number(ins[0]):
             branches = eqn.params["branches"]
             chosen = branches[min(max(int(ins[0]), 0), len(branches) - 1)].jaxpr
             return self._inside(chosen, ins[1:], there[1:], refs)
-        if name in ("jit", "pjit", "closed_call"):
+        if name in CALLS:
+            self.asked += eqn.params.get("name") == ADDEND
             return self._inside(eqn.params["jaxpr"].jaxpr, ins, there, refs)
-        if name == "select_n" and _is_number(ins[0]):
+        if self.addend and any(map(_asks, core.jaxprs_in_params(eqn.params))):
+            where = "under a condition on values" if name == "cond" else "in a loop"
+            raise _not_once(self.name, where)
+        if name == "select_n" and is_number(ins[0]):
             return [ins[1 + int(ins[0])]]
-        if name == "mul" and any(_is_number(v) and v == 0 for v in ins):
+        if name == "mul" and any(is_number(v) and v == 0 for v in ins):
             return [None]
         touched = [ref for ref in there if ref in refs]
         for ref in touched:  # in a way that is not followed, so it may well be written
             refs[ref] = None
         if not touched and any(v is STALE for v in ins):
             return [STALE] * outs
-        return [self._computed(eqn, ins)] * outs
+        return [computed(eqn, ins)] * outs
 
     def _store(self, ref: Any, value: Any, refs: dict[Any, Any], *, adds: bool) -> None:
         stale = value is STALE or (adds and refs.get(ref) is STALE)
@@ -138,21 +168,30 @@ class _Walk:
         outer = dict(zip(jaxpr.invars, there, strict=True))
         return self.run(jaxpr, dict(zip(jaxpr.invars, ins, strict=True)), refs, outer)
 
-    @staticmethod
-    def _computed(eqn: Any, ins: list[Any]) -> Any:
-        """The number that is computed of known ones, or None; one in all places is a number too."""
-        name = eqn.primitive.name
-        if not ins or not all(_is_number(v) for v in ins):
-            return None
-        if name in KNOWN:
-            with np.errstate(all="ignore"):
-                return KNOWN[name](*ins)
-        if name == "convert_element_type":
-            return np.dtype(eqn.params["new_dtype"]).type(ins[0])
-        if name in ("broadcast_in_dim", "reshape", "squeeze"):
-            return ins[0]
+
+def computed(eqn: Any, ins: Sequence[Any]) -> Any:
+    """The number that is computed of known ones, or None; one in all places is a number too."""
+    name = eqn.primitive.name
+    if not ins or not all(is_number(v) for v in ins):
         return None
+    if name in KNOWN:
+        with np.errstate(all="ignore"):
+            return KNOWN[name](*ins)
+    if name == "convert_element_type":
+        return np.dtype(eqn.params["new_dtype"]).type(ins[0])
+    if name in ("broadcast_in_dim", "reshape", "squeeze"):
+        return ins[0]
+    return None
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value is a known number."""
     return isinstance(value, np.generic)
+
+
+def _asks(jaxpr: Any) -> bool:
+    """Whether the addend is asked for in ``jaxpr``."""
+    return any(
+        eqn.params.get("name") == ADDEND or any(map(_asks, core.jaxprs_in_params(eqn.params)))
+        for eqn in jaxpr.eqns
+    )

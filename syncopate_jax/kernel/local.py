@@ -21,6 +21,7 @@ from syncopate_jax.kernel.blocks import (
     check_written,
     takes,
 )
+from syncopate_jax.kernel.grid_numbers import asked_outside
 from syncopate_jax.kernel.loop import LoopBody
 from syncopate_jax.kernel.tiles import Axis, TileSpace
 from syncopate_jax.kernel.triton_body import TritonBody
@@ -190,8 +191,9 @@ class PallasKernel:
 
     def __call__(self, *operands: jax.Array, interpret: Any = False) -> list[jax.Array]:
         """Runs the kernel alone, in its natural order; one array a result."""
+        body = self.grid_body
         return pl.pallas_call(
-            self.grid_body,
+            asked_outside(body, self.grid) if interpret else body,
             grid=self.grid,
             in_specs=list(self.in_specs),
             out_specs=list(self.out_specs),

@@ -5,7 +5,7 @@ is (``k * 16 + iota``), and whether the tile is at its first or last step (``pl.
 comparison that tells the first or the last number from all others, and does nothing but decide
 whether something is stored, asks the latter; every other use asks the former. What is seen to come
 out differently in another order is refused: what starts or finishes under another condition, what
-keeps only the last block.
+keeps only the last block. What is done with a block at the first or last step alone is a doubt.
 """
 
 from __future__ import annotations
@@ -79,18 +79,21 @@ def asking_visits(
     blocks: Sequence[bool],
     state: Sequence[bool],
     results: Sequence[bool],
-) -> Any:
+) -> tuple[Any, str | None]:
     """``jaxpr``, in which what asks for first or last steps takes visits in place of indices.
+
+    Then, in words, why it may give something else in another order: what is done at the first or
+    last step depends on which block that is, as far as is seen. None where nothing is seen.
 
     Its first inputs are indices, as many visits follow. ``counts`` has the axes that are walked in
     another order; ``blocks``, ``state`` and ``results`` say of each constant whether it is a
     reference to blocks of the step, to what steps leave behind, and to a result among that.
 
-    Raises UnsupportedError where one number is asked both, where something done at the first or
-    last step depends on which block that is, and where the result is seen to depend on the order.
+    Raises UnsupportedError where one number is asked both, and where the result is seen to depend
+    on the order.
     """
     if not counts:
-        return jaxpr
+        return jaxpr, None
     reader = _Reader(name, counts)
     given: list[Value] = [
         _Ref(BLOCK if of_block else STATE if kept else None, number, result)
@@ -114,7 +117,7 @@ def asking_visits(
             index = jaxpr.invars[axis]
             invars = [visits[index] if v is index else v for v in eqns[at].invars]
             eqns[at] = eqns[at].replace(invars=invars)
-    return jaxpr.replace(eqns=eqns)
+    return jaxpr.replace(eqns=eqns), reader.doubt
 
 
 class _Reader:
@@ -122,6 +125,7 @@ class _Reader:
         self.name, self.counts = name, counts
         self.asked: dict[Use, set[str]] = {}
         self.under: list[_Under] = []
+        self.doubt: str | None = None
 
     def walk(
         self,
@@ -168,7 +172,7 @@ class _Reader:
             made = self._used([*(v for v in ins if v not in numbers), *outs[-1]], deciding)
             return [BLOCK if made is None and numbers else made] * len(eqn.outvars)
         if deciding and any(isinstance(v, _Ref) and v.gives == BLOCK for v in ins):
-            raise self._depends(deciding)
+            self._depends(deciding)
         if name in ("get", "addupdate"):
             self._reads(ins[0])
         if name in ("swap", "addupdate"):
@@ -226,7 +230,7 @@ class _Reader:
             self._ask("visit", chosen.uses)
             deciding |= chosen.uses
             if BLOCK in operands:
-                raise self._depends(deciding)
+                self._depends(deciding)
             return self._branches(eqn, operands, deciding)
         axes = {axis for axis in self._axes([chosen])} or ({-1} if chosen == BLOCK else set())
         self._used([chosen], deciding)
@@ -260,7 +264,7 @@ class _Reader:
         for value in values:
             if isinstance(value, _Number | _Asks):
                 if deciding:
-                    raise self._depends(deciding)
+                    self._depends(deciding)
                 self._ask("index", [value.use] if isinstance(value, _Number) else value.uses)
                 found.add(BLOCK)
             else:
@@ -283,9 +287,9 @@ class _Reader:
         for use in uses:
             self.asked.setdefault(use, set()).add(what)
 
-    def _depends(self, deciding: frozenset[Use]) -> UnsupportedError:
+    def _depends(self, deciding: frozenset[Use]) -> None:
         axes = _numbers({axis for _, axis in deciding})
-        return UnsupportedError(
+        self.doubt = self.doubt or (
             f"kernel {self.name}: what the body does where {axes} is first or last depends on the "
             f"block of that step, but this plan walks that reduction in the order of arrival, so "
             f"the first step is not block 0: only start and finish under this condition, and use "

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax._src.pallas import core as pallas_core  # grid_env: read at 0.11.2 and 0.12.0.1
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from syncopate_jax.kernel.accumulation import accumulates
 from syncopate_jax.kernel.blocks import block_indices, kept_sizes
-from syncopate_jax.kernel.carried_state import check_state
+from syncopate_jax.kernel.carried_state import ADDEND, check_state
+from syncopate_jax.kernel.grid_numbers import run_at
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.step_numbers import asking_visits
+from syncopate_jax.kernel.tried_orders import Body, check_orders
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,63 +45,45 @@ def trace_body(
     reordered: Sequence[int],
     addend: Mapping[str, Callable[[], jax.Array]],
 ) -> TracedBody:
-    """``kernel.body`` on ``refs``, for tiles in any order that walk ``reordered`` in any order.
+    """``kernel.body`` on ``refs``, for tiles in any order that walk ``reordered`` in another order.
 
-    Raises UnsupportedError where the body would compute something else in another order.
+    Raises UnsupportedError where the body surely computes something else there; whether it may is
+    for ``check_body``.
     """
-    grid = kernel.grid
-
-    def body(*numbers: jax.Array) -> None:
-        axes = [pallas_core.GridAxis(i, n) for i, n in zip(numbers, grid, strict=False)]
-        with pallas_core.grid_env(axes):
-            kernel.grid_body(*refs, **addend)
-
-    zeros = [jax.numpy.int32(0)] * (2 * len(grid))
-    traced = jax.make_jaxpr(body)(*zeros)
-    names = [*kernel.operands, *kernel.results, *("" for _ in kernel.scratch_shapes)]
-    named = {id(ref): name for ref, name in zip(refs, names, strict=True)}
-    roles = [named.get(id(constant)) for constant in traced.consts]
-    check_state(
-        kernel.name,
-        traced.jaxpr,
-        grid,
-        kernel.reduction_axes,
-        scratch=[role == "" for role in roles],
-        results=[role in kernel.results for role in roles],
-    )
-    program = asking_visits(
-        kernel.name,
-        traced.jaxpr,
-        {axis: grid[axis] for axis in reordered},
-        blocks=[role in _walking(kernel, reordered) for role in roles],
-        state=[role == "" or role in kernel.results for role in roles],
-        results=[role in kernel.results for role in roles],
-    )
-    return TracedBody(program, traced.consts)
+    jaxpr, constants = _trace(kernel, refs, addend)
+    program, _ = _asking_visits(kernel, jaxpr, _roles(kernel, refs, constants), reordered)
+    return TracedBody(program, constants)
 
 
-def _walking(kernel: PallasKernel, axes: Sequence[int]) -> set[str]:
-    """The operands of which a tile reads another block as it walks ``axes``."""
-    found = set()
-    for name, spec in zip(kernel.operands, kernel.in_specs, strict=True):
-        index = block_indices(spec, kernel.grid, f"{kernel.name}: {name}", 1)
-        if any((index != index.take([0], axis)).any() for axis in axes):
-            found.add(name)
-    return found
+def reordered_axes(kernel: PallasKernel, orders: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The reduction axes along which one of ``orders`` differs from the grid's.
+
+    Each is a permutation of the numbers of a tile's steps, of which the last axis counts fastest.
+    """
+    axes = kernel.reduction_axes
+    counts = [kernel.grid[axis] for axis in axes]
+    walked = np.unravel_index(np.asarray(orders, np.int64), counts) if axes else ()
+    natural = np.unravel_index(np.arange(math.prod(counts)), counts) if axes else ()
+    pairs = zip(axes, walked, natural, strict=True)
+    return tuple(axis for axis, found, grids in pairs if (found != grids).any())
 
 
 def check_body(
     kernel: PallasKernel,
     shapes: Mapping[str, tuple[int, ...]],
     dtypes: Mapping[str, Any],
-    reordered: Sequence[int],
+    orders: Sequence[Sequence[int]],
     addend: tuple[int, ...] | None,
 ) -> None:
     """Traces the body alone, before its operands are there, as far as their blocks are known.
 
     ``shapes`` has those of the arrays that are known, ``dtypes`` that of each operand, known or
-    supposed; ``addend`` is the shape of what is added, if something is. Raises what ``trace_body``
-    and the body raise.
+    supposed; ``orders`` has those in which tiles walk their steps (see ``reordered_axes``);
+    ``addend`` is the shape of what is added, if something is.
+
+    Raises what the body raises; UnsupportedError where tiles depend on each other or do not ask
+    once for what is added, and where the body gives something else in these orders or may do so
+    without this being seen.
     """
     specs = dict(zip(kernel.operands, kernel.in_specs, strict=True))
     specs |= dict(zip(kernel.results, kernel.out_specs, strict=True))
@@ -115,7 +101,88 @@ def check_body(
     def total() -> jax.Array:
         return jax.numpy.zeros(addend, jax.numpy.float32)
 
+    total.__name__ = ADDEND
+    asked = {} if addend is None else {"addend": jax.jit(total)}
+
     def run(*refs: Any) -> None:
-        trace_body(kernel, refs, reordered, {} if addend is None else {"addend": total})
+        _check(kernel, refs, orders, asked)
 
     jax.make_jaxpr(lambda: pl.run_scoped(run, *blocks, *kernel.scratch_shapes))()
+
+
+def _check(
+    kernel: PallasKernel,
+    refs: Sequence[Any],
+    orders: Sequence[Sequence[int]],
+    addend: Mapping[str, Callable[[], jax.Array]],
+) -> None:
+    jaxpr, constants = _trace(kernel, refs, addend)
+    roles = _roles(kernel, refs, constants)
+    check_state(
+        kernel.name,
+        jaxpr,
+        kernel.grid,
+        kernel.reduction_axes,
+        scratch=[role == "" for role in roles],
+        results=[role in kernel.results for role in roles],
+        addend=bool(addend),
+    )
+    reordered = reordered_axes(kernel, orders)
+    if not reordered:
+        return
+    program, doubt = _asking_visits(kernel, jaxpr, roles, reordered)
+    walking = _walking(kernel, reordered)
+    if doubt is None and accumulates(
+        program,
+        kernel.grid,
+        kernel.reduction_axes,
+        reordered,
+        blocks=[role in walking for role in roles],
+        state=[role == "" or role in kernel.results for role in roles],
+    ):
+        return
+    check_orders(kernel, Body(program, constants, roles, doubt), orders)
+
+
+def _trace(
+    kernel: PallasKernel, refs: Sequence[Any], addend: Mapping[str, Callable[[], jax.Array]]
+) -> tuple[Any, Sequence[Any]]:
+    """The body's program, whose inputs are indices, then visits, and what it uses from around."""
+    grid = kernel.grid
+
+    def body(*numbers: jax.Array) -> None:
+        run_at(numbers[: len(grid)], grid, lambda: kernel.grid_body(*refs, **addend))
+
+    traced = jax.make_jaxpr(body)(*[jax.numpy.int32(0)] * (2 * len(grid)))
+    return traced.jaxpr, traced.consts
+
+
+def _roles(kernel: PallasKernel, refs: Sequence[Any], constants: Sequence[Any]) -> list[str | None]:
+    """Of each constant the operand or result that it is, "" for scratch, or None."""
+    names = [*kernel.operands, *kernel.results, *("" for _ in kernel.scratch_shapes)]
+    named = {id(ref): name for ref, name in zip(refs, names, strict=True)}
+    return [named.get(id(constant)) for constant in constants]
+
+
+def _asking_visits(
+    kernel: PallasKernel, jaxpr: Any, roles: Sequence[str | None], reordered: Sequence[int]
+) -> tuple[Any, str | None]:
+    walking = _walking(kernel, reordered)
+    return asking_visits(
+        kernel.name,
+        jaxpr,
+        {axis: kernel.grid[axis] for axis in reordered},
+        blocks=[role in walking for role in roles],
+        state=[role == "" or role in kernel.results for role in roles],
+        results=[role in kernel.results for role in roles],
+    )
+
+
+def _walking(kernel: PallasKernel, axes: Sequence[int]) -> set[str]:
+    """The operands of which a tile reads another block as it walks ``axes``."""
+    found = set()
+    for name, spec in zip(kernel.operands, kernel.in_specs, strict=True):
+        index = block_indices(spec, kernel.grid, f"{kernel.name}: {name}", 1)
+        if any((index != index.take([0], axis)).any() for axis in axes):
+            found.add(name)
+    return found

@@ -23,6 +23,7 @@ from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.comm import P2P, ComputeDep
 from syncopate_jax.ir.plan import Tensor
 from syncopate_jax.ir.schedule import Rows
+from syncopate_jax.kernel import traced_body
 from syncopate_jax.kernel.axis_map import AxisMap, Binding
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
@@ -133,7 +134,7 @@ def adding(body: Any, dtype: str = "float32") -> Work:
 
 @pytest.mark.parametrize(
     "steps,found",
-    [((), "0 times"), ((None,), "at each of 2 steps of a tile"), ((1, 1), "2 times"), ((1,), None)],
+    [((), "0 times in"), ((None,), "at each of 2 steps of"), ((1, 1), "2 times in"), ((1,), None)],
 )
 def test_an_addend_is_asked_for_once_a_tile(steps: tuple[int | None, ...], found: str) -> None:
     """Without a call the peers' sums are lost; a second waits for what does not come again."""
@@ -155,7 +156,7 @@ def test_an_addend_is_asked_for_once_a_tile(steps: tuple[int | None, ...], found
     if found is None:
         assert reason is None
         return
-    words = f"kernel adding calls addend() {found}; it needs one call a tile"
+    words = f"kernel adding calls addend() {found} the tile at grid point (0, 0); it needs one"
     assert reason is not None and reason.startswith(f"remote_dma: {words}")
     call = jax.shard_map(
         lambda x: RemoteDma().emit(work, "tpu")(x, platform="cpu", interpret=True)[0],
@@ -290,10 +291,10 @@ def test_a_body_that_cannot_be_walked_in_another_order() -> None:
 
     def body(x: jax.Ref, s: jax.Ref, y: jax.Ref) -> None:
         y[...] = jnp.zeros_like(y)
-        if s.dtype == x.dtype and not guessed:
-            raise TypeError("an index was expected")
+        if s.dtype != jnp.uint8 and not guessed:
+            raise TypeError("bytes were expected")
 
-        @pl.when(pl.program_id(1) == 0)
+        @pl.when(pl.program_id(1) == 1)
         def _() -> None:
             y[...] = x[...]
 
@@ -325,7 +326,69 @@ def test_a_body_that_cannot_be_walked_in_another_order() -> None:
         out_specs=jax.P("t"),
     )
     with pytest.raises(UnsupportedError, match=re.escape(refusal)):
-        jax.jit(fn)(np.ones((8, 4), "f"), np.ones((4, 2), "i"))
+        jax.jit(fn)(np.ones((8, 4), "f"), np.ones((4, 2), "uint8"))
+
+
+def in_a_loop(x: jax.Ref, y: jax.Ref, addend: Any = None) -> None:
+    y[...] = x[...]
+    if addend is not None:
+        jax.lax.fori_loop(0, 1, lambda _, __: y.__setitem__(..., y[...] + addend()), None)
+
+
+def on_values(x: jax.Ref, y: jax.Ref, addend: Any = None) -> None:
+    y[...] = x[...]
+    if addend is not None:
+        pl.when(x[0, 0] > 0)(lambda: y.__setitem__(..., y[...] + addend()))
+
+
+def in_some_tiles(x: jax.Ref, y: jax.Ref, addend: Any = None) -> None:
+    y[...] = x[...]
+    if addend is not None:
+        first = (pl.program_id(0) == 0) & (pl.program_id(1) == 1)
+        pl.when(first)(lambda: y.__setitem__(..., y[...] + addend()))
+
+
+@pytest.mark.parametrize(
+    "body,found",
+    [
+        (in_a_loop, "in a loop"),
+        (on_values, "under a condition on values"),
+        (in_some_tiles, "0 times in the tile at grid point (1, 0)"),
+    ],
+)
+def test_an_addend_that_is_not_surely_asked_for_once(body: Any, found: str) -> None:
+    reason = RemoteDma().unsupported_reason(adding(body), "tpu")
+    assert reason is not None
+    assert f"kernel adding calls addend() {found}; it needs one call a tile" in reason
+
+
+def test_a_body_that_raises() -> None:
+    """All dtypes are known, so it is no matter of a wrong guess; auto takes xla."""
+
+    def body(x: jax.Ref, y: jax.Ref) -> None:
+        if x.dtype != jnp.int8:
+            raise KeyError("no table for this type")
+
+    block = pl.BlockSpec((2, 4), lambda i: (i, 0))
+    given = jax.ShapeDtypeStruct((8, 4), jnp.float32)
+    kernel = PallasKernel(body, (4,), ("x",), ("y",), block, block, given, name="looks_up")
+    plan = all_gather_swizzle(2, (8, 4), dtype="float32")
+    reason = fuse(kernel, plan, {"x": "x"}, axis_name="t").passed_over["remote_dma"]
+    assert reason.startswith(
+        "remote_dma: the body of kernel looks_up raises KeyError on blocks Ref"
+    )
+    assert reason.endswith("'no table for this type'")
+
+
+def test_a_fault_in_reading_a_body_is_none_of_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not taken for a dtype that was guessed wrong."""
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise IndexError("a fault of the reader")
+
+    monkeypatch.setattr(traced_body, "check_state", broken)
+    with pytest.raises(IndexError, match="a fault of the reader"):
+        RemoteDma().unsupported_reason(gathering(), "tpu")
 
 
 class TestBuffers:

@@ -30,7 +30,7 @@ def check(body: Callable[..., None]) -> None:
         scratch_shapes=[pltpu.VMEM((1, 1), jnp.float32)] * 2,
         name="sums",
     )
-    check_body(kernel, {}, {"x": "float32"}, (), None)
+    check_body(kernel, {}, {"x": "float32"}, [(0, 1)], None)
 
 
 def under_a_tiles_number(x: Any, y: Any, acc: Any, _: Any) -> None:

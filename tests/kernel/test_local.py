@@ -51,6 +51,31 @@ def test_a_kernel_runs_alone() -> None:
     np.testing.assert_array_equal(y, x * s)
 
 
+def test_a_number_that_is_asked_for_inside_something() -> None:
+    """Where Pallas's interpreter does not know it; jitted functions keep none of another call."""
+
+    @jax.jit
+    def raised(x: jax.Array) -> jax.Array:
+        return x + pl.program_id(0) * pl.num_programs(0)
+
+    def body(x: jax.Ref, y: jax.Ref) -> None:
+        @pl.when(x[0, 0] >= 0)
+        def _() -> None:
+            y[...] = raised(x[...])
+
+        def add(_: Any, total: jax.Array) -> jax.Array:
+            return total + pl.program_id(0)
+
+        y[...] += jax.lax.fori_loop(0, 3, add, jnp.int32(0)).astype(jnp.float32)
+
+    block = pl.BlockSpec((2, 4), lambda i: (i, 0))
+    given = jax.ShapeDtypeStruct((6, 4), jnp.float32)
+    local = PallasKernel(body, (3,), ("x",), ("y",), block, block, given)
+    for _ in range(2):
+        (y,) = jax.jit(lambda x: local(x, interpret=True))(jnp.ones((6, 4)))
+        np.testing.assert_array_equal(y[:, 0], [1, 1, 7, 7, 13, 13])
+
+
 def test_attention_alone_has_a_reduction_axis() -> None:
     found = own_kernels.attention(4, 6, 4, 2, 2)
     assert found.reduction_axes == (1,)

@@ -1,0 +1,220 @@
+"""Whether a body gives the same in other orders of its reduction, tried on random blocks.
+
+A tile is walked in the grid's order and in each order of the plan, in float64: sums, maxima and an
+online softmax then agree to far below the difference that any other rule makes. Draws of several
+kinds are tried: one sees what the next cannot, such as which of equal maxima is kept. Of a long
+reduction some steps stand for all: the first and last of each order, a pair that changes places,
+and others spread between.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.kernel.blocks import block_indices
+from syncopate_jax.kernel.body_values import Held, Machine, UntoldError, scratch, widened
+from syncopate_jax.kernel.local import PallasKernel
+
+EQUAL = "equal blocks"
+DRAWS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {
+    "normal": lambda rng, shape: rng.standard_normal(shape),
+    "0 or 1": lambda rng, shape: rng.integers(0, 2, shape),
+    EQUAL: lambda rng, shape: rng.standard_normal(shape),
+    "of one sign": lambda rng, shape: rng.choice([-1, 1]) * rng.uniform(0.5, 1.5, shape),
+    "positive": lambda rng, shape: rng.uniform(0.5, 1.5, shape),
+    "negative": lambda rng, shape: -rng.uniform(0.5, 1.5, shape),
+    "small": lambda rng, shape: 0.05 * rng.standard_normal(shape),
+    "large": lambda rng, shape: 20 * rng.standard_normal(shape),
+}
+"""Fractions in a block; all blocks of an operand are alike where they are equal."""
+FEW_DRAWS = 4  # the first ones, where more would take long; large blocks have many values in each
+ORDERS = 3  # that are tried: of the first ranks that have different ones
+STEPS, MOST_STEPS = 8, 64  # of a long reduction along one axis; of one along several
+EASY, MOST_WORK = 2e9, 1e10  # a second and some, in the unit of ``Machine.left``
+DRAWN = 10  # what a drawn element costs, in that unit
+TOLERANCE = 1e-9  # of the largest element; float64 rounds by 1e-16 of it
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body as ``traced_body`` has it.
+
+    Attributes:
+      program: the jaxpr, whose inputs are indices, then visits.
+      constants: what it uses from around it.
+      roles: of each constant the operand or result that it is, "" for scratch, or None.
+      doubt: why it looks as if it depended on the order, in words; None where nothing does.
+    """
+
+    program: Any
+    constants: Sequence[Any]
+    roles: Sequence[str | None]
+    doubt: str | None
+
+
+def check_orders(kernel: PallasKernel, body: Body, orders: Sequence[Sequence[int]]) -> None:
+    """Raises UnsupportedError unless ``body`` gives the same in ``orders``, as far as is seen.
+
+    Each of them is a permutation of the numbers of a tile's steps. A body that cannot be tried,
+    because of what it uses or what it costs, is refused too.
+    """
+    try:
+        fault = _Trial(kernel, body, orders).fault()
+    except UntoldError as error:
+        fault = (
+            f"whether its body gives the same in another order of the reduction cannot be told, "
+            f"as {error}: keep sums or maxima alone from step to step, and use them at the last"
+        )
+    if fault:
+        raise UnsupportedError(
+            body.doubt
+            or f"kernel {kernel.name}: {fault}; this plan walks that reduction in the order of "
+            f"arrival: use backend 'xla', or a plan whose chunks are walked in the grid's order"
+        )
+
+
+class _Trial:
+    def __init__(self, kernel: PallasKernel, body: Body, orders: Sequence[Sequence[int]]):
+        self.kernel, self.body = kernel, body
+        self.axes = kernel.reduction_axes
+        self.counts = [kernel.grid[axis] for axis in self.axes]
+        self.natural = list(range(len(orders[0])))
+        distinct = [order for order in dict.fromkeys(map(tuple, orders))]
+        self.orders = [o for o in distinct if list(o) != self.natural][:ORDERS]
+        specs = dict(zip(kernel.operands, kernel.in_specs, strict=True))
+        self.index = {
+            name: block_indices(spec, kernel.grid, f"{kernel.name}: {name}", 1)
+            for name, spec in specs.items()
+        }
+
+    def fault(self) -> str | None:
+        """What differs, in words."""
+        draws, orders, steps = self._amount()
+        machine, told = Machine(MOST_WORK), False
+        for draw, kind in enumerate(DRAWS):
+            if draw >= draws and told:
+                break
+            wanted = self._walk(machine, draw, sorted(steps))
+            numbers = [~np.isnan(x) for x in wanted.values()]
+            told |= 2 * sum(map(np.sum, numbers)) >= sum(map(np.size, numbers))
+            for order in orders:
+                found = self._walk(machine, draw, [s for s in order if s in steps])
+                if different := _different(wanted, found):
+                    return (
+                        f"on random blocks ({kind}) {different} where {len(steps)} steps are "
+                        f"walked in the grid's order and where they are in the plan's, so what "
+                        f"the body keeps from step to step depends on their order"
+                    )
+        if not told:
+            raise UntoldError("it gives hardly any numbers on random blocks")
+        return None
+
+    def _amount(self) -> tuple[int, list[tuple[int, ...]], set[int]]:
+        """How many draws, which orders and which steps: many, where a step takes little."""
+        machine = Machine(MOST_WORK)
+        self._walk(machine, 0, [0])
+        each = MOST_WORK - machine.left
+        for draws, orders, more in (
+            (len(DRAWS), self.orders, STEPS),
+            (len(DRAWS), self.orders[:1], 0),
+            (FEW_DRAWS, self.orders[:1], 0),
+        ):
+            steps = self._steps(orders, more)
+            work = each * draws * (1 + len(orders)) * len(steps)
+            if work <= EASY:
+                break
+        if work > MOST_WORK:
+            raise UntoldError("it takes too much to compute on blocks of these sizes")
+        return draws, orders, steps
+
+    def _steps(self, orders: Sequence[Sequence[int]], more: int) -> set[int]:
+        """The steps that are walked: all, or those that show each order and ``more`` of others."""
+        total = len(self.natural)
+        if sum(count > 1 for count in self.counts) > 1:
+            if total > MOST_STEPS:
+                raise UntoldError(f"a tile takes {total} steps along several axes")
+            return set(self.natural)
+        chosen = {0, total - 1}
+        for order in orders:
+            turn = next(i for i in range(total - 1) if order[i] > order[i + 1])
+            chosen |= {order[0], order[-1], order[turn], order[turn + 1]}
+        spread = np.linspace(0, total - 1, min(more, total)).astype(int).tolist()
+        return chosen | set(spread)
+
+    def _walk(self, machine: Machine, draw: int, steps: Sequence[int]) -> Mapping[str, np.ndarray]:
+        """The results of one tile: another one for another draw."""
+        kernel, body = self.kernel, self.body
+        part = (2, 0, 1)[draw % 3]
+        tile = [(n - 1) * part // 2 for n in kernel.grid]
+        held: dict[Any, Any] = {}
+        there: dict[Any, Any] = {}
+        roles = dict(zip(body.program.constvars, body.roles, strict=True))
+        for number, (v, given) in enumerate(zip(roles, body.constants, strict=True)):
+            if roles[v] is None:
+                held[v] = _constant(given)
+            elif roles[v] not in self.index:
+                held[v] = scratch(v.aval, np.random.default_rng((draw, number)))
+        for at, step in enumerate(steps):
+            visit = len(self.natural) - 1 if at == len(steps) - 1 else at
+            index, visits = self._point(tile, step), self._point(tile, visit)
+            for v, role in roles.items():
+                if role in self.index:
+                    block = tuple(map(int, self.index[role][tuple(index)]))
+                    if there.get(v) != block:
+                        machine.pay(DRAWN * math.prod(v.aval.shape))
+                        held[v], there[v] = Held(_drawn(draw, role, block, v.aval)), block
+            numbers = [np.int32(i) for i in (*index, *visits)]
+            machine.run(body.program, [held[v] for v in roles], numbers)
+        return {role: held[v].array for v, role in roles.items() if role in kernel.results}
+
+    def _point(self, tile: Sequence[int], step: int) -> list[int]:
+        """The grid point of a step, or of a visit, of the tile."""
+        point = list(tile)
+        for axis, i in zip(self.axes, np.unravel_index(step, self.counts), strict=True):
+            point[axis] = int(i)
+        return point
+
+
+def _constant(given: Any) -> Any:
+    if isinstance(given, jax.core.Tracer) or not isinstance(given, jax.Array | np.ndarray):
+        raise UntoldError("it uses a value from around it that is not known yet")
+    return np.asarray(given).astype(widened(given.dtype))
+
+
+def _drawn(draw: int, name: str, block: tuple[int, ...], aval: Any) -> np.ndarray:
+    """The block of an operand, the same whenever it is asked for."""
+    kind, dtype = list(DRAWS)[draw], widened(aval.dtype)
+    seed = repr((draw, name, None if kind == EQUAL else block))
+    rng = np.random.default_rng(zlib.crc32(seed.encode()))
+    if dtype.kind in "fc":
+        return DRAWS[kind](rng, aval.shape).astype(dtype)
+    if dtype.kind == "i" and draw % 2:  # else such as index something
+        return np.rint(3 * DRAWS[kind](rng, aval.shape)).astype(dtype)
+    return rng.integers(0, 2 if dtype.kind == "b" else 3, aval.shape).astype(dtype)
+
+
+def _different(wanted: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> str | None:
+    """The first result that is another, with where, in words; what is no number tells nothing."""
+    for name, a in wanted.items():
+        b = found[name]
+        apart = a != b
+        if a.dtype.kind in "fc":
+            size = np.abs(a[np.isfinite(a)]).max(initial=1e-3)
+            with np.errstate(invalid="ignore"):
+                apart &= ~(np.abs(a - b) <= TOLERANCE * size) & ~np.isnan(a)
+        if apart.any():
+            at = tuple(map(int, np.argwhere(apart)[0]))
+            return f"{name}{list(at)} is {_said(a[at])} and {_said(b[at])}"
+    return None
+
+
+def _said(value: Any) -> str:
+    return f"{value:.6g}" if value.dtype.kind in "fc" else str(value)

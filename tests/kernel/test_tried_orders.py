@@ -1,0 +1,514 @@
+"""Bodies that give the same in another order of a reduction, and bodies that do not."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.kernel import accumulation, traced_body, tried_orders
+from syncopate_jax.kernel.local import PallasKernel
+from syncopate_jax.kernel.traced_body import check_body
+from syncopate_jax.pallas_kernels import matmul_tpu
+from tests.backends import own_kernels
+
+COUNT = 4
+ARRIVAL = (2, 3, 0, 1)
+
+
+def kernel(body: Callable[..., None], dtype: str = "float32", count: int = COUNT) -> PallasKernel:
+    """Reduces blocks of x along grid axis 1, with two blocks of scratch."""
+    block = pl.BlockSpec((2, 2), lambda i, k: (i, 0))
+    return PallasKernel(
+        body,
+        grid=(2, count),
+        operands=("x",),
+        results=("y",),
+        in_specs=pl.BlockSpec((2, 2), lambda i, k: (i, k)),
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct((4, 2), dtype),
+        scratch_shapes=[pltpu.VMEM((2, 2), dtype)] * 2,
+        name="reduces",
+    )
+
+
+def check(body: Callable[..., None], dtype: str = "float32") -> None:
+    check_body(kernel(body, dtype), {}, {"x": dtype}, [ARRIVAL, range(COUNT)], None)
+
+
+def first(function: Callable[[], None]) -> None:
+    pl.when(pl.program_id(1) == 0)(function)
+
+
+def later(function: Callable[[], None]) -> None:
+    pl.when(pl.program_id(1) > 0)(function)
+
+
+def last(function: Callable[[], None]) -> None:
+    pl.when(pl.program_id(1) == pl.num_programs(1) - 1)(function)
+
+
+def zero(ref: Any) -> None:
+    first(lambda: ref.__setitem__(..., jnp.zeros_like(ref)))
+
+
+def running_average(x: Any, y: Any, a: Any, b: Any) -> None:
+    zero(y)
+    y[...] = y[...] * 0.9 + x[...] * (1 - 0.9)
+
+
+def nearly_a_sum(x: Any, y: Any, a: Any, b: Any) -> None:
+    zero(y)
+    y[...] = y[...] * 0.99999 + x[...]
+
+
+def first_of_equal_maxima(x: Any, y: Any, a: Any, b: Any) -> None:
+    first(lambda: a.__setitem__(..., jnp.full_like(a, -jnp.inf)))
+    better = x[...] > a[...]
+    y[...] = jnp.where(better, pl.program_id(1).astype(jnp.float32), y[...])
+    a[...] = jnp.maximum(a[...], x[...])
+
+
+def weights_of_the_first_step(x: Any, y: Any, a: Any, b: Any) -> None:
+    zero(y)
+    first(lambda: a.__setitem__(..., jnp.ones_like(a)))
+    later(lambda: a.__setitem__(..., jnp.full_like(a, 2)))
+    y[...] += x[...] * a[...]
+
+
+def started_by_data(x: Any, y: Any, a: Any, b: Any) -> None:
+    zero(a)
+    a[...] = jnp.where(x[0, 0] > 0.5, 0.0, a[...]) + x[...]
+    y[...] = a[...]
+
+
+def the_block_before(x: Any, y: Any, a: Any, b: Any) -> None:
+    zero(y)
+    zero(a)
+    y[...] += x[...] * a[...]
+    a[...] = x[...]
+
+
+def the_last_block_again(x: Any, y: Any, a: Any, b: Any) -> None:
+    zero(y)
+    a[...] = x[...]
+    y[...] += x[...]
+    last(lambda: y.__setitem__(..., y[...] + a[...]))
+
+
+def other_products_than_the_first(x: Any, y: Any, a: Any, b: Any) -> None:
+    first(lambda: y.__setitem__(..., x[...]))
+    later(lambda: y.__setitem__(..., y[...] + 2 * x[...]))
+
+
+def adds_the_last(x: Any, y: Any, a: Any, b: Any) -> None:
+    zero(a)
+    added = a[...] + x[...]
+    last(lambda: a.__setitem__(..., added))
+    last(lambda: y.__setitem__(..., a[...]))
+
+
+def by_the_first(x: Any, y: Any, a: Any, b: Any) -> None:
+    """Sums what is measured from the first block, as a shifted variance is, and forgets that."""
+    zero(y)
+    first(lambda: a.__setitem__(..., x[...]))
+    y[...] += (x[...] - a[...]) ** 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        running_average,
+        nearly_a_sum,
+        first_of_equal_maxima,
+        weights_of_the_first_step,
+        started_by_data,
+        the_block_before,
+        the_last_block_again,
+        adds_the_last,
+    ],
+)
+def test_what_depends_on_the_order(body: Callable[..., None]) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        check(body)
+    text = str(caught.value)
+    assert text.startswith("kernel reduces: on random blocks (")
+    assert " where 4 steps are walked in the grid's order and where they are in the plan's" in text
+    assert text.endswith(
+        ", so what the body keeps from step to step depends on their order; this plan walks that "
+        "reduction in the order of arrival: use backend 'xla', or a plan whose chunks are walked "
+        "in the grid's order"
+    )
+
+
+@pytest.mark.parametrize("body", [other_products_than_the_first, by_the_first])
+def test_what_is_done_with_the_first_block_alone(body: Callable[..., None]) -> None:
+    text = "what the body does where pl.program_id\\(1\\) is first or last depends on the block"
+    with pytest.raises(UnsupportedError, match=text):
+        check(body)
+
+
+def stores_or_adds(x: Any, y: Any, a: Any, b: Any) -> None:
+    part = jnp.exp(x[...])
+    first(lambda: y.__setitem__(..., part))
+    later(lambda: y.__setitem__(..., y[...] + part))
+
+
+def products(x: Any, y: Any, a: Any, b: Any) -> None:
+    first(lambda: a.__setitem__(..., jnp.ones_like(a)))
+    a[...] *= x[...]
+    last(lambda: y.__setitem__(..., a[...] + 1))
+
+
+def log_of_sums(x: Any, y: Any, a: Any, b: Any) -> None:
+    """The online softmax's way, which rounds another way in another order."""
+    first(lambda: a.__setitem__(..., jnp.full_like(a, -jnp.inf)))
+    zero(b)
+    top = jnp.maximum(a[...], x[...])
+    b[...] = b[...] * jnp.exp(a[...] - top) + jnp.exp(x[...] - top)
+    a[...] = top
+    last(lambda: y.__setitem__(..., a[...] + jnp.log(b[...])))
+
+
+def the_lowest_of_equal_maxima(x: Any, y: Any, a: Any, b: Any) -> None:
+    k = pl.program_id(1).astype(jnp.float32)
+    first(lambda: a.__setitem__(..., jnp.full_like(a, -jnp.inf)))
+    first(lambda: b.__setitem__(..., jnp.full_like(b, jnp.inf)))
+    equal = jnp.where(x[...] == a[...], jnp.minimum(k, b[...]), b[...])
+    b[...] = jnp.where(x[...] > a[...], k, equal)
+    a[...] = jnp.maximum(a[...], x[...])
+    y[...] = b[...]
+
+
+def the_two_largest(x: Any, y: Any, a: Any, b: Any) -> None:
+    """``sort`` is left to JAX."""
+    first(lambda: a.__setitem__(..., jnp.full_like(a, -jnp.inf)))
+    first(lambda: b.__setitem__(..., jnp.full_like(b, -jnp.inf)))
+    three = jnp.sort(jnp.stack([a[...], b[...], x[...]]), axis=0)
+    a[...], b[...] = three[2], three[1]
+    last(lambda: y.__setitem__(..., a[...] - b[...]))
+
+
+def of_positive_blocks(x: Any, y: Any, a: Any, b: Any) -> None:
+    zero(y)
+
+    @pl.when(x[0, 0] > 0)
+    def _() -> None:
+        y[...] += lax.erf(jnp.sqrt(jnp.abs(x[...])))
+
+
+def conditions(x: Any, y: Any, a: Any, b: Any) -> None:
+    """A logarithm of what is not positive is no number: such blocks tell nothing."""
+    zero(y)
+    y[...] = jnp.where(y[...] > 3, y[...], y[...]) + jnp.log(x[...])
+
+
+RIGHT = [
+    stores_or_adds,
+    products,
+    log_of_sums,
+    the_lowest_of_equal_maxima,
+    the_two_largest,
+    of_positive_blocks,
+    conditions,
+]
+
+
+@pytest.mark.parametrize("body", RIGHT)
+def test_what_does_not_depend_on_the_order(body: Callable[..., None]) -> None:
+    check(body)
+
+
+def test_types_that_round_much() -> None:
+    """In bfloat16 the order shows in the result, as it does in any sum."""
+    check(stores_or_adds, "bfloat16")
+    with pytest.raises(UnsupportedError, match="depends on their order"):
+        check(running_average, "bfloat16")
+
+
+def test_what_cannot_be_tried() -> None:
+    def noisy(x: Any, y: Any, a: Any, b: Any) -> None:
+        zero(y)
+        y[...] = jnp.maximum(y[...], x[...]) * 1.0
+        a[...] = pltpu.prng_random_bits((2, 2)).astype(jnp.float32)
+
+    def nowhere(x: Any, y: Any, a: Any, b: Any) -> None:
+        zero(y)
+        y[...] = y[...] * 0.5 + jnp.sqrt(-1 - x[...] ** 2)
+
+    for body, why in (
+        (noisy, "it uses prng_random_bits"),
+        (nowhere, "it gives hardly any numbers"),
+    ):
+        with pytest.raises(UnsupportedError) as caught:
+            check(body)
+        assert str(caught.value).startswith(
+            f"kernel reduces: whether its body gives the same in another order of the reduction "
+            f"cannot be told, as {why}"
+        )
+
+
+def test_integers_and_truths() -> None:
+    def first_is(x: Any, y: Any, a: Any, b: Any) -> None:
+        first(lambda: a.__setitem__(..., jnp.full_like(a, -1)))
+        a[...] = jnp.where(a[...] == -1, pl.program_id(1), a[...])
+        last(lambda: y.__setitem__(..., a[...]))
+
+    def odd(x: Any, y: Any, a: Any, b: Any) -> None:
+        zero(a)
+        a[...] ^= x[...]
+        last(lambda: y.__setitem__(..., a[...]))
+
+    check(odd, "int32")
+    check(odd, "bool")
+    with pytest.raises(UnsupportedError, match=r"y\[0, 0\] is 0 and 2 where"):
+        check(first_is, "int32")
+
+    def negative_ends(x: Any, y: Any, a: Any, b: Any) -> None:
+        zero(a)
+        a[...] = jnp.where(x[...] < -4, 0, a[...]) + x[...]
+        last(lambda: y.__setitem__(..., a[...]))
+
+    with pytest.raises(UnsupportedError, match=r"is -?\d+ and -?\d+ where"):
+        check(negative_ends, "int32")
+
+    def kept_truth(x: Any, y: Any, a: Any, b: Any) -> None:
+        first(lambda: a.__setitem__(..., jnp.ones_like(a)))
+        a[...] = jnp.where(x[...], a[...], jnp.logical_not(x[...]) & (pl.program_id(1) > 1))
+        last(lambda: y.__setitem__(..., a[...]))
+
+    with pytest.raises(UnsupportedError, match=r"is (True and False|False and True) where"):
+        check(kept_truth, "bool")
+
+
+def test_a_mask_that_leaves_some_elements_no_number() -> None:
+    """Those tell nothing, the others do; where only the plan's order gives none, it is refused."""
+
+    def masked(x: Any, y: Any, a: Any, b: Any, lost: float) -> None:
+        first(lambda: a.__setitem__(..., jnp.full_like(a, -jnp.inf)))
+        zero(b)
+        score = jnp.where(x[...] > 0, x[...], lost)
+        top = jnp.maximum(a[...], score)
+        b[...] = b[...] * jnp.exp(a[...] - top) + jnp.exp(score - top)
+        a[...] = top
+        last(lambda: y.__setitem__(..., a[...] + jnp.log(b[...])))
+
+    check(functools.partial(masked, lost=-1e30))
+    with pytest.raises(UnsupportedError, match="nan where"):
+        check(functools.partial(masked, lost=-jnp.inf))
+
+
+def test_blocks_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(stores_or_adds)
+    monkeypatch.setattr(tried_orders, "MOST_WORK", 1e5)
+    monkeypatch.setattr(tried_orders, "EASY", 1e4)
+    with pytest.raises(UnsupportedError, match="too much to compute on blocks of these sizes"):
+        check(running_average)
+    with pytest.raises(UnsupportedError, match="is first or last depends on the block"):
+        check(stores_or_adds)
+
+
+@pytest.mark.parametrize("body", [running_average, log_of_sums])
+def test_a_long_reduction_is_tried_on_some_steps(body: Callable[..., None]) -> None:
+    count = 1000
+    orders = [[(k + start) % count for k in range(count)] for start in (0, 250, 998)]
+    long = functools.partial(check_body, kernel(body, count=count), {}, {"x": "float32"}, orders)
+    if body is log_of_sums:
+        long(None)
+    else:
+        with pytest.raises(UnsupportedError, match=r"where \d+ steps are walked"):
+            long(None)
+
+
+def test_sums_are_seen_without_being_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So blocks of any size may be summed."""
+
+    def tried(*_: Any) -> None:
+        raise AssertionError("tried")
+
+    monkeypatch.setattr(traced_body, "check_orders", tried)
+
+    def sums(x: Any, y: Any, a: Any, b: Any) -> None:
+        zero(a)
+        first(lambda: b.__setitem__(..., jnp.full_like(b, -jnp.inf)))
+        a[...] = (a[...] - jnp.exp(x[...])).astype(jnp.float32)
+
+        @pl.when(x[0, 0] > 0)
+        def _() -> None:
+            a[0, 0] += 1.0
+
+        b[...] = jnp.maximum(x[...] * pl.program_id(1), b[...])
+        last(lambda: y.__setitem__(..., a[...] / b[...]))
+
+    check(sums)
+    sizes, tiles = {"m": 512, "G": 3, "k": 1024, "n": 512}, {"m": 512, "k": 512, "n": 512}
+    product = matmul_tpu.matmul(
+        "mGk", "Gkn", "mn", sizes, tiles=tiles, dtype="bfloat16", out_dtype="bfloat16"
+    )
+    dtypes = dict.fromkeys(product.operands, "bfloat16")
+    check_body(product, {}, dtypes, [(4, 5, 0, 1, 2, 3)], (512, 512))
+    for body in (running_average, first_of_equal_maxima, the_last_block_again, products):
+        with pytest.raises(AssertionError, match="tried"):
+            check(body)
+
+
+def test_attention_is_tried() -> None:
+    attention = own_kernels.attention(4, 12, 4, 2, 2)
+    dtypes = dict.fromkeys(attention.operands, "float32")
+    check_body(attention, {}, dtypes, [(2, 3, 4, 5, 0, 1), (4, 5, 0, 1, 2, 3)], None)
+
+
+# --- bodies made at random ---------------------------------------------------------------
+
+Rule = Callable[[Any, Any, Any], Any]
+LEAVES: list[tuple[str, Rule]] = [
+    ("kept", lambda m, old, new: old),
+    ("new", lambda m, old, new: new),
+    ("half", lambda m, old, new: new * 0 + 0.5),
+]
+NODES: list[tuple[str, Callable[..., Any]]] = [
+    ("add", lambda m, a, b: a + b),
+    ("mul", lambda m, a, b: a * b),
+    ("max", lambda m, a, b: m.maximum(a, b)),
+    ("min", lambda m, a, b: m.minimum(a, b)),
+    ("where", lambda m, a, b: m.where(a > b, a, b + 1)),
+]
+
+
+def rule(rng: np.random.Generator, depth: int) -> tuple[str, Rule]:
+    """What a step makes of what is kept and of its block, for NumPy or JAX as ``m``."""
+    if depth == 0:
+        return LEAVES[rng.integers(len(LEAVES))]
+    name, node = NODES[rng.integers(len(NODES))]
+    (left, a), (right, b) = (rule(rng, int(rng.integers(depth))) for _ in range(2))
+    made = lambda m, old, new: node(m, a(m, old, new), b(m, old, new))  # noqa: E731
+    return f"{name}({left}, {right})", made
+
+
+def folded(update: Rule, blocks: Sequence[np.ndarray], stored: bool) -> np.ndarray:
+    kept = np.zeros((2, 2))
+    for at, block in enumerate(blocks):
+        kept = block if stored and at == 0 else np.asarray(update(np, kept, block))
+    return kept
+
+
+def same(update: Rule, stored: bool, rng: np.random.Generator) -> bool:
+    """Whether blocks that are few values, of any sign or alike give the same in both orders."""
+    for turn in range(40):
+        blocks = list(rng.standard_normal((COUNT, 2, 2)))
+        if turn % 3 == 1:
+            blocks = list(rng.integers(-1, 2, (COUNT, 2, 2)).astype(float))
+        if turn % 3 == 2:
+            blocks = [np.abs(block) + 0.5 for block in blocks]
+        if turn % 2 == 1:
+            blocks = [block * 10 for block in blocks]
+        ways = [folded(update, [blocks[k] for k in order], stored) for order in ORDERS]
+        if not np.allclose(*ways, rtol=1e-8, atol=1e-11):
+            return False
+    return True
+
+
+ORDERS = (range(COUNT), ARRIVAL)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bodies_made_at_random(seed: int) -> None:
+    """What is taken gives the same on other blocks than those that were tried, and the reverse."""
+    rng = np.random.default_rng(seed)
+    taken = refused = 0
+    for _ in range(12):
+        text, update = rule(rng, int(rng.integers(1, 4)))
+        stored = bool(rng.integers(2))
+
+        def body(
+            x: Any, y: Any, a: Any, b: Any, update: Any = update, stored: Any = stored
+        ) -> None:
+            def step() -> None:
+                a[...] = update(jnp, a[...], x[...])
+
+            if stored:
+                first(lambda: a.__setitem__(..., x[...]))
+                later(step)
+            else:
+                zero(a)
+                step()
+            last(lambda: y.__setitem__(..., a[...]))
+
+        try:
+            check(body)
+        except UnsupportedError as error:
+            refused += 1
+            assert not same(update, stored, rng), (text, stored, str(error))
+        else:
+            taken += 1
+            assert same(update, stored, rng), (text, stored)
+    assert taken and refused, (taken, refused)
+
+
+def statement(rng: np.random.Generator) -> tuple[str, Callable[..., None]]:
+    """One line of a body, under a condition or none, on some of y, a and b."""
+    to, by = rng.integers(3, size=2)
+    kinds: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
+        ("start", lambda kept, x, other: jnp.zeros_like(kept)),
+        ("add", lambda kept, x, other: kept + x),
+        ("add", lambda kept, x, other: kept - 2 * x),
+        ("max", lambda kept, x, other: jnp.maximum(x, kept)),
+        ("from", lambda kept, x, other: 1 + other),
+        ("add from", lambda kept, x, other: kept + other),
+    ]
+    kind, made = kinds[rng.integers(len(kinds))]
+    wheres = ["first"] * 6 if kind == "start" else ["last"] * 3 if "from" in kind else []
+    where = [*wheres, "always", "always", "last", "data"][rng.integers(4 + len(wheres))]
+
+    before = rng.random() < 0.3
+
+    def line(x: Any, *refs: Any) -> None:
+        early = made(refs[to][...], x[...], refs[by][...])
+
+        def store() -> None:
+            now = early if before else made(refs[to][...], x[...], refs[by][...])
+            refs[to][...] = now
+
+        conditions = {"first": first, "last": last, "data": pl.when(x[0, 0] > 0)}
+        conditions.get(where, lambda run: run())(store)
+
+    return f"{where}: {'yab'[to]} {kind} {'yab'[by]}{' before' * before}", line
+
+
+def test_what_is_seen_to_be_a_sum_is_found_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read of bodies made at random agrees with what they give."""
+    answers = []
+
+    def reads(*given: Any, **named: Any) -> bool:
+        answers.append(accumulation.accumulates(*given, **named))
+        return False  # so that it is tried too
+
+    monkeypatch.setattr(traced_body, "accumulates", reads)
+    rng = np.random.default_rng(11)
+    seen = 0
+    for _ in range(40):
+        lines = [statement(rng) for _ in range(rng.integers(1, 4))]
+        if rng.random() < 0.9:  # as most bodies begin and end
+            lines = [("first: all start", lambda x, *refs: [zero(ref) for ref in refs]), *lines]
+
+        def body(*refs: Any, lines: Any = lines) -> None:
+            for _, line in lines:
+                line(*refs)
+
+        answers.clear()
+        try:
+            check(body)
+        except UnsupportedError as error:
+            assert not any(answers), ([text for text, _ in lines], str(error))
+        else:
+            seen += any(answers)
+    assert seen > 2
