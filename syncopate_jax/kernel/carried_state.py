@@ -52,7 +52,7 @@ def check_state(
 
     ``jaxpr`` has the grid's indices as its first inputs; ``scratch`` and ``results`` say of each
     constant whether it is such a reference. What cannot be told, such as a store under a condition
-    on data, counts as right.
+    on data, counts as right here; ``tried_orders`` tries it.
 
     Also where there is an ``addend``, called by the name ADDEND, and a tile does not surely ask for
     it once: the peers' partial results would be lost; a second time it would wait for ever, since
@@ -78,17 +78,20 @@ def check_state(
             asked.append(walk.asked - before)
             if walk.found:
                 where = tuple(int(i) for i in here)
-                raise UnsupportedError(
-                    f"kernel {name}: the tile at grid point {where} makes its result of what an "
-                    f"earlier tile left in scratch, but tiles are computed in the order in which "
-                    f"chunks arrive; start the scratch at the first step of every tile, or use "
-                    f"backend 'xla'"
-                )
+                raise left_in_scratch(name, f"the tile at grid point {where}")
         if addend and sum(asked) != 1:
             found = f"{sum(asked)} times in"
             if len(points) > 1 and set(asked) == {1}:
                 found = f"at each of {math.prod(map(len, steps))} steps of"
             raise _not_once(name, f"{found} the tile at grid point {tuple(tile)}")
+
+
+def left_in_scratch(name: str, tile: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"kernel {name}: {tile} makes its result of what an earlier tile left in scratch, but "
+        f"tiles are computed in the order in which chunks arrive; start the scratch at the first "
+        f"step of every tile, or use backend 'xla'"
+    )
 
 
 def _not_once(name: str, found: str) -> UnsupportedError:

@@ -18,7 +18,7 @@ from syncopate_jax.kernel.carried_state import ADDEND, check_state
 from syncopate_jax.kernel.grid_numbers import run_at
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.step_numbers import asking_visits
-from syncopate_jax.kernel.tried_orders import Body, check_orders
+from syncopate_jax.kernel.tried_orders import Body, check_orders, check_scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,8 @@ def _check(
         results=[role in kernel.results for role in roles],
         addend=bool(addend),
     )
+    if kernel.scratch_shapes:
+        check_scratch(kernel, Body(jaxpr, constants, roles, None))
     reordered = reordered_axes(kernel, orders)
     if not reordered:
         return

@@ -21,6 +21,7 @@ import numpy as np
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.kernel.blocks import block_indices
 from syncopate_jax.kernel.body_values import Held, Machine, UntoldError, scratch, widened
+from syncopate_jax.kernel.carried_state import left_in_scratch
 from syncopate_jax.kernel.local import PallasKernel
 
 EQUAL = "equal blocks"
@@ -81,7 +82,24 @@ def check_orders(kernel: PallasKernel, body: Body, orders: Sequence[Sequence[int
         )
 
 
+def check_scratch(kernel: PallasKernel, body: Body) -> None:
+    """Raises UnsupportedError where a tile's result follows from what was in scratch before it.
+
+    A tile of the end, the beginning and the middle is computed over other contents each. What
+    cannot be tried is not refused: ``carried_state`` has read it.
+    """
+    steps = math.prod(kernel.grid[axis] for axis in kernel.reduction_axes)
+    try:
+        leak = _Trial(kernel, body, [range(steps)]).leak()
+    except UntoldError:
+        return
+    if leak:
+        raise left_in_scratch(kernel.name, f"a tile ({leak})")
+
+
 class _Trial:
+    """A body and the orders that it is tried in; they are permutations of a tile's steps."""
+
     def __init__(self, kernel: PallasKernel, body: Body, orders: Sequence[Sequence[int]]):
         self.kernel, self.body = kernel, body
         self.axes = kernel.reduction_axes
@@ -117,6 +135,15 @@ class _Trial:
             raise UntoldError("it gives hardly any numbers on random blocks")
         return None
 
+    def leak(self) -> str | None:
+        """What differs over other contents of scratch, in words."""
+        machine, steps = Machine(MOST_WORK), sorted(self._steps((), 2))
+        for draw in range(3):
+            walks = [self._walk(machine, draw, steps, left) for left in (0, 1)]
+            if different := _different(*walks):
+                return different
+        return None
+
     def _amount(self) -> tuple[int, list[tuple[int, ...]], set[int]]:
         """How many draws, which orders and which steps: many, where a step takes little."""
         machine = Machine(MOST_WORK)
@@ -149,8 +176,10 @@ class _Trial:
         spread = np.linspace(0, total - 1, min(more, total)).astype(int).tolist()
         return chosen | set(spread)
 
-    def _walk(self, machine: Machine, draw: int, steps: Sequence[int]) -> Mapping[str, np.ndarray]:
-        """The results of one tile: another one for another draw."""
+    def _walk(
+        self, machine: Machine, draw: int, steps: Sequence[int], left: int = 0
+    ) -> Mapping[str, np.ndarray]:
+        """The results of one tile: another one for another draw; ``left`` draws what is left."""
         kernel, body = self.kernel, self.body
         part = (2, 0, 1)[draw % 3]
         tile = [(n - 1) * part // 2 for n in kernel.grid]
@@ -161,7 +190,7 @@ class _Trial:
             if roles[v] is None:
                 held[v] = _constant(given)
             elif roles[v] not in self.index:
-                held[v] = scratch(v.aval, np.random.default_rng((draw, number)))
+                held[v] = scratch(v.aval, np.random.default_rng((draw, number, left)))
         for at, step in enumerate(steps):
             visit = len(self.natural) - 1 if at == len(steps) - 1 else at
             index, visits = self._point(tile, step), self._point(tile, visit)

@@ -56,6 +56,23 @@ def never_started(x: Any, y: Any, acc: Any, total: Any) -> None:
     y[...] = acc[...]
 
 
+def under_a_condition_on_data(x: Any, y: Any, acc: Any, _: Any) -> None:
+    @pl.when(x[0, 0] > 0)
+    def _() -> None:
+        acc[...] = x[...]
+
+    y[...] = acc[...]
+
+
+def in_a_loop_as_long_as_a_number_says(x: Any, y: Any, acc: Any, _: Any) -> None:
+    @pl.loop(0, 1 - jnp.minimum(pl.program_id(1) + pl.program_id(2), 1))
+    def _(_: Any) -> None:
+        acc[...] = jnp.zeros_like(acc)
+
+    acc[...] += x[...]
+    y[...] = acc[...]
+
+
 @pytest.mark.parametrize("body", [under_a_tiles_number, by_where, never_started])
 def test_state_of_another_tile(body: Callable[..., None]) -> None:
     with pytest.raises(UnsupportedError) as caught:
@@ -66,6 +83,12 @@ def test_state_of_another_tile(body: Callable[..., None]) -> None:
         f"in scratch, but tiles are computed in the order in which chunks arrive; start the "
         f"scratch at the first step of every tile, or use backend 'xla'"
     )
+
+
+@pytest.mark.parametrize("body", [under_a_condition_on_data, in_a_loop_as_long_as_a_number_says])
+def test_state_of_another_tile_that_only_a_trial_sees(body: Callable[..., None]) -> None:
+    with pytest.raises(UnsupportedError, match=r"sums: a tile \(y\[0, 0\] is .* left in scratch"):
+        check(body)
 
 
 def started_at_the_first_step(x: Any, y: Any, acc: Any, _: Any) -> None:
@@ -97,14 +120,6 @@ def the_step_before(x: Any, y: Any, now: Any, before: Any) -> None:
         y[...] = before[...] + now[...]
 
 
-def under_a_condition_on_data(x: Any, y: Any, acc: Any, _: Any) -> None:
-    @pl.when(x[0, 0] > 0)
-    def _() -> None:
-        acc[...] = x[...]
-
-    y[...] = acc[...]
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -112,8 +127,7 @@ def under_a_condition_on_data(x: Any, y: Any, acc: Any, _: Any) -> None:
         started_by_where,
         masked_by_zero,
         the_step_before,
-        under_a_condition_on_data,
     ],
 )
-def test_tiles_that_stand_alone_or_may(body: Callable[..., None]) -> None:
+def test_tiles_that_stand_alone(body: Callable[..., None]) -> None:
     check(body)
