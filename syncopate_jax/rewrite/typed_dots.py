@@ -155,7 +155,7 @@ def match_auto(dot: Node, options: Options) -> AskedDot | str | None:
 
 
 def _of_dtypes(product: Product, dtype: jnp.dtype) -> str:
-    """Why ``xla`` computes gradients of a product of operands of ``dtype``; empty if it need not."""
+    """Why ``xla`` computes the gradients of a product of ``dtype``; empty if it need not."""
     return gradients.unfused(product.options, product.out_dtype, dtype) or ""
 
 
