@@ -36,7 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shape", required=True, metavar="M,K,N", help="the whole problem, over all ranks"
     )
-    parser.add_argument("--dtype", default="bfloat16", help="of operands and result (bfloat16)")
+    parser.add_argument("--dtype", default="bfloat16", help="of the operands (bfloat16)")
+    parser.add_argument("--result-dtype", metavar="DTYPE", help="of the result (as the operands)")
     parser.add_argument("--topology", default="h200", metavar="T", help="as for simulate (h200)")
     parser.add_argument(
         "--target", default="mosaic_gpu", help="mosaic_gpu (Hopper), triton or tpu (mosaic_gpu)"
@@ -53,11 +54,13 @@ def run(args: argparse.Namespace) -> int:
     with Progress(f"explain {args.operator}"):
         from syncopate_jax.ops.operands import DTYPES
 
-        if args.dtype not in DTYPES:
-            raise InputError(
-                f"explain {args.operator}: --dtype {args.dtype!r} is none that operators take; "
-                f"needs one of {', '.join(DTYPES)}"
-            )
+        args.result_dtype = args.result_dtype or args.dtype
+        for flag, dtype in (("--dtype", args.dtype), ("--result-dtype", args.result_dtype)):
+            if dtype not in DTYPES:
+                raise InputError(
+                    f"explain {args.operator}: {flag} {dtype!r} is none that operators take; "
+                    f"needs one of {', '.join(DTYPES)}"
+                )
         auto = _auto(spec, lhs, rhs, args)
         verdicts = _verdicts(spec, lhs, rhs, args)
         forecast = _forecast(spec, lhs, rhs, topology, args)
@@ -70,10 +73,14 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a backend can do it; ``reason`` is why not, or empty."""
+    """Whether a backend can do it; ``reason`` is why not, or empty.
+
+    ``gradients`` is why these are not fused too, or empty.
+    """
 
     backend: str
     reason: str
+    gradients: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +135,8 @@ def _auto(
 
     fused.choose_backend(spec, Options(target=args.target))
     kind = DEVICE_KINDS.get(args.topology.partition(":")[0], "")
-    if args.dtype not in MEASURED_DTYPES or args.target != MEASURED_TARGET:
+    dtypes = {args.dtype, args.result_dtype}
+    if not dtypes <= set(MEASURED_DTYPES) or args.target != MEASURED_TARGET:
         return "xla"
     return measured.choose(fused.problem(spec, args.ranks, lhs, rhs), kind).backend
 
@@ -137,8 +145,10 @@ def _verdicts(
     spec: Contraction, lhs: tuple[int, ...], rhs: tuple[int, ...], args: argparse.Namespace
 ) -> list[Verdict]:
     """What every registered backend says to this operator on the target."""
+    import jax.numpy as jnp
+
     from syncopate_jax.errors import SyncopateError
-    from syncopate_jax.ops import fused
+    from syncopate_jax.ops import fused, gradients
     from syncopate_jax.ops.blocked import block
     from syncopate_jax.options import Launch, Options
     from syncopate_jax.runtime.device import HOPPER_CORES
@@ -151,12 +161,14 @@ def _verdicts(
         try:
             fused.choose_backend(spec, options)
             if name != "xla":
-                fused.check_digits(spec.kind, args.dtype)
-            fused.build(spec.kind, layout, args.dtype, args.dtype, ("ranks",), options)
+                fused.check_digits(spec.kind, args.dtype, args.result_dtype)
+            fused.build(spec.kind, layout, args.dtype, args.result_dtype, ("ranks",), options)
         except SyncopateError as error:
             found.append(Verdict(name, str(error).rpartition(f"\n  {name}: ")[2]))
         else:
-            found.append(Verdict(name, ""))
+            dtypes = (jnp.dtype(args.dtype), jnp.dtype(args.result_dtype))
+            said = gradients.remark(spec, (lhs, rhs), args.ranks, dtypes, ("ranks",), options)
+            found.append(Verdict(name, "", said.replace(f"\n  {name}: ", " ")))
     return found
 
 
@@ -185,10 +197,13 @@ def _forecast(
 def _report(
     args: argparse.Namespace, verdicts: list[Verdict], auto: str, forecast: Forecast
 ) -> None:
-    print(f"{args.operator}, {args.ranks} ranks, M,K,N = {args.shape} over all ranks, {args.dtype}")
+    dtype = args.dtype + (f" to {args.result_dtype}" if args.result_dtype != args.dtype else "")
+    print(f"{args.operator}, {args.ranks} ranks, M,K,N = {args.shape} over all ranks, {dtype}")
     print(f"\nbackends, for target {args.target}:")
     for verdict in verdicts:
         print(f"  {verdict.backend:<15} {verdict.reason or 'can do it'}")
+        if verdict.gradients:
+            print(f"{'':<18}of its gradients: {verdict.gradients}")
     why = "no measurement says that another is faster" if auto == "xla" else "measured so"
     if args.target != MEASURED_TARGET:
         why = f"with target {args.target!r} none was measured; leave it out for what was"
@@ -213,9 +228,13 @@ def _json(
         "ranks": args.ranks,
         "shape": args.shape,
         "dtype": args.dtype,
+        "result_dtype": args.result_dtype,
         "target": args.target,
         "auto": auto,
-        "backends": {v.backend: {"can": not v.reason, "reason": v.reason} for v in verdicts},
+        "backends": {
+            v.backend: {"can": not v.reason, "reason": v.reason, "gradients": v.gradients}
+            for v in verdicts
+        },
         "best_split": forecast.best,
         "no_prediction": forecast.missing,
         "predicted_us": {

@@ -6,6 +6,7 @@ import functools
 import math
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from syncopate_jax.importers.shardings import Derived, derive
+from syncopate_jax.ops.contraction import multiply
 from syncopate_jax.ops.derived import Product, run
 from syncopate_jax.runtime.reverse_only import reverse_only
 
@@ -47,10 +49,8 @@ def _backward(
     how: Product, _tied: bool, saved: tuple[jax.Array, jax.Array], ct: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, w = saved
-    for_lhs, for_rhs = how.gradients()
-    ct = ct.astype(x.dtype)
-    d_lhs = product(how.of(for_lhs, x.dtype), False, ct, w)
-    d_rhs = product(how.of(for_rhs, w.dtype), False, x, ct)
+    for_lhs, for_rhs = how.gradients(x.dtype, w.dtype)
+    d_lhs, d_rhs = product(for_lhs, False, ct, w), product(for_rhs, False, x, ct)
     return _alike(d_lhs, x), _alike(d_rhs, w)
 
 
@@ -62,7 +62,7 @@ def _partitioned(how: Product, tied: bool) -> Any:
     """The product as an operation that the partitioner asks how to cut."""
 
     def whole_product(x: jax.Array, w: jax.Array) -> jax.Array:
-        return jnp.einsum(how.formula, x, w, preferred_element_type=how.out_dtype)
+        return multiply(how.formula, x, w, how.out_dtype)
 
     product = custom_partitioning(whole_product)
 
@@ -97,7 +97,7 @@ def _partitioned(how: Product, tied: bool) -> Any:
         operands, out = how.formula.split("->")
         new = next(letter for letter in string.ascii_letters if letter not in how.formula)
         lhs, rhs = (new * has + own for own, has in zip(operands.split(","), batched, strict=True))
-        wider = how.of(f"{lhs},{rhs}->{new}{out}", how.out_dtype)
+        wider = replace(how, formula=f"{lhs},{rhs}->{new}{out}")
         return _partitioned(wider, tied)(x, w), True
 
     return batchable

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from syncopate_jax.backends import xla
-from syncopate_jax.ops import fused
+from syncopate_jax.ops import fused, gradients
 from syncopate_jax.ops.spec import Call, Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.runtime import custom_call, mesh
@@ -69,7 +69,18 @@ def product(spec: Contraction, lhs: jax.Array, rhs: jax.Array, dtype: jnp.dtype)
     if 0 in (*lhs.shape, *rhs.shape):  # as a dot, XLA fails where a collective takes its result
         sizes = dict(zip(spec.lhs + spec.rhs, lhs.shape + rhs.shape, strict=True))
         return custom_call.vary_as(jnp.zeros([sizes[x] for x in spec.out], dtype), (lhs, rhs))
-    return jnp.einsum(f"{spec.lhs},{spec.rhs}->{spec.out}", lhs, rhs, preferred_element_type=dtype)
+    return multiply(f"{spec.lhs},{spec.rhs}->{spec.out}", lhs, rhs, dtype)
+
+
+def multiply(formula: str, lhs: jax.Array, rhs: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """``jnp.einsum`` into ``dtype``, which rounds the result alone.
+
+    Asked for a dtype that is narrower than an operand's, ``jnp.einsum`` may round that operand.
+    """
+    operands = jnp.promote_types(lhs.dtype, rhs.dtype)
+    wide = jnp.promote_types(operands, dtype)
+    lhs, rhs = lhs.astype(operands), rhs.astype(operands)
+    return jnp.einsum(formula, lhs, rhs, preferred_element_type=wide).astype(dtype)
 
 
 def exchange(x: jax.Array, what: xla.Exchange, axis_names: tuple[str, ...]) -> jax.Array:
@@ -95,7 +106,7 @@ def _backward(call: Call, saved: Pair, ct: jax.Array) -> Pair:
     if spec.kind == "all_reduce":
         # Untracked, each rank has a share of the cotangent of a sum that all of them got.
         ct = ct if custom_call.tracks_varying_axes() else lax.psum(ct, axis_names)
-    options = call.options.using(plan=None)  # made for the forward exchange, not for its mirror
+    options = gradients.product_options(call.options, ct.dtype, lhs.dtype)
     d_lhs = contract(spec.lhs_gradient(), ct, rhs, axis_names, options, lhs.dtype)
     d_rhs = contract(spec.rhs_gradient(), lhs, ct, axis_names, options, rhs.dtype)
     return d_lhs, d_rhs

@@ -12,6 +12,7 @@ from syncopate_jax.backends import xla
 from syncopate_jax.importers.resharding import Move
 from syncopate_jax.importers.shardings import Derived
 from syncopate_jax.ops.contraction import contract, exchange
+from syncopate_jax.ops.gradients import product_options
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 
@@ -30,15 +31,16 @@ class Product:
     options: Options
     out_dtype: jnp.dtype
 
-    def gradients(self) -> tuple[str, str]:
-        """The formulas of (cotangent, rhs) -> lhs and (lhs, cotangent) -> rhs."""
+    def gradients(self, lhs: jnp.dtype, rhs: jnp.dtype) -> tuple[Product, Product]:
+        """The products (cotangent, rhs) -> lhs and (lhs, cotangent) -> rhs, of operands' dtypes."""
         operands, out = self.formula.split("->")
-        lhs, rhs = operands.split(",")
-        return f"{out},{rhs}->{lhs}", f"{lhs},{out}->{rhs}"
-
-    def of(self, formula: str, dtype: jnp.dtype) -> Product:
-        """Another product, realised likewise."""
-        return Product(formula, self.options, dtype)
+        letters = operands.split(",")
+        for_lhs = product_options(self.options, self.out_dtype, rhs)
+        for_rhs = product_options(self.options, lhs, self.out_dtype)
+        return (
+            Product(f"{out},{letters[1]}->{letters[0]}", for_lhs, lhs),
+            Product(f"{letters[0]},{out}->{letters[1]}", for_rhs, rhs),
+        )
 
 
 def run(

@@ -110,11 +110,8 @@ def _backward(
     ct: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     x, w = saved
-    for_lhs, for_rhs = how.gradients()
-    ct = ct.astype(x.dtype)
-    d_lhs = product(how.of(for_lhs, x.dtype), out, rhs, lhs, ct, w)
-    d_rhs = product(how.of(for_rhs, w.dtype), lhs, out, rhs, x, ct)
-    return d_lhs, d_rhs
+    for_lhs, for_rhs = how.gradients(x.dtype, w.dtype)
+    return product(for_lhs, out, rhs, lhs, ct, w), product(for_rhs, lhs, out, rhs, x, ct)
 
 
 _product.defvjp(_forward, _backward)

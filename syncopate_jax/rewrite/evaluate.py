@@ -15,6 +15,8 @@ from jax import lax
 from syncopate_jax.ops import auto_axes, explicit_axes, kept
 from syncopate_jax.ops.contraction import contract
 from syncopate_jax.ops.derived import contraction_of
+from syncopate_jax.ops.gradients import remark
+from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.rewrite import graph as graphs
 from syncopate_jax.rewrite import rings
@@ -38,6 +40,13 @@ OPAQUE = ("custom_jvp_call", "custom_linear_solve")
 
 Function = Callable[..., list[Any]]
 Known = dict[Value, Any]
+Problem = tuple[
+    Contraction,
+    tuple[tuple[int, ...], tuple[int, ...]],
+    int,
+    tuple[jnp.dtype, jnp.dtype],
+    tuple[str, ...],
+]
 Numbers = Mapping[str, Any]
 """Known integers on every rank of each mesh axis, as in ``rings.Rings``."""
 
@@ -51,6 +60,8 @@ class Rewriter:
       auto_axes: whether the partitioner of auto mesh axes shall ask for dots.
       traced: rewritten bodies of ``jit``, by what they were, for the next call: the same body is
         compiled once.
+      asks_of_gradients: whether the account shall say what becomes of gradients, which takes as
+        long as to build them.
       replaced, left: the account.
       why: of the body being read and those around it, as in ``rings.Rings``.
       results: which results of the body just read are known integers.
@@ -60,6 +71,7 @@ class Rewriter:
     options: Options
     auto_axes: bool
     traced: dict[Any, Any] = field(default_factory=dict)
+    asks_of_gradients: bool = False
     replaced: list[Replaced] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
@@ -112,7 +124,7 @@ class Rewriter:
         found = rings.find(program, place, lambda swap: self._unfusable(swap, place), given)
         self.why = {**found.why, **self.why}
         for swap in found.found:
-            self._take(swap, taken)
+            self._take(swap, place, taken)
         taken.gone |= found.gone
         taken.rebuilt |= {one.value: one for one in found.rebuilt}
         return found.numbers
@@ -127,13 +139,15 @@ class Rewriter:
         if isinstance(found, str):
             self.left.append(Left(node.name, found, node.source))
             return
-        self._take(found, taken)
+        self._take(found, place, taken)
 
-    def _take(self, swap: Swap, taken: Taken) -> None:
+    def _take(self, swap: Swap, place: Place, taken: Taken) -> None:
         taken.add(swap)
         node, readers = swap.collective, swap.kept.readers if swap.kept else ()
+        said = self._of_gradients(swap, place) if self.asks_of_gradients else ""
+        sources = (node.source, swap.dot.source)
         self.replaced.append(
-            Replaced(node.name, swap.spec, swap.axis_names, node.source, swap.dot.source, readers)
+            Replaced(node.name, swap.spec, swap.axis_names, *sources, readers, said)
         )
 
     def _typed(self, node: Node, typed: dict[Node, TypedDot], gone: set[Node]) -> None:
@@ -147,8 +161,10 @@ class Rewriter:
             assert move is not None
             spec = contraction_of(found.derived)
             written = next((x for x in found.gone if x.index < node.index), node)
+            said = found.of_gradients() if self.asks_of_gradients else ""
+            sources = (written.source, node.source)
             self.replaced.append(
-                Replaced(written.name, spec, move.axis_names, written.source, node.source)
+                Replaced(written.name, spec, move.axis_names, *sources, gradients=said)
             )
 
     def _ask(self, node: Node, asked: dict[Node, AskedDot], gone: set[Node]) -> None:
@@ -162,19 +178,21 @@ class Rewriter:
         elif found is not None:
             asked[node] = found
             gone.update(found.gone)
-            self.asked.append(Asked(found.product.formula, node.source))
+            self.asked.append(Asked(found.product.formula, node.source, found.of_gradients()))
 
     def _unfusable(self, swap: Swap, place: Place) -> str | None:
         """Why the backend that was asked for cannot do what ``xla`` could; None if it can."""
         if self.options.backend not in ("auto", "xla") and place.automatic:
             axes = ", ".join(place.automatic)
             return f"a fused launch spans all devices, and shard_map left {axes} to the compiler"
-        shapes = (swap.lhs.shape, swap.rhs.shape)
-        ranks = math.prod(place.sizes[name] for name in swap.axis_names)
-        dtypes = (jnp.dtype(swap.dot.inputs[0].aval.dtype), swap.out_dtype)
         if swap.kept and (reason := kept.refusal(swap.spec, self.options)):
             return f"others read its result too ({', '.join(swap.kept.readers)}), and {reason}"
-        return refusal(swap.spec, shapes, ranks, dtypes, swap.axis_names, self.options)
+        return refusal(*_problem(swap, place), self.options)
+
+    def _of_gradients(self, swap: Swap, place: Place) -> str:
+        if swap.kept and self.options.backend not in ("auto", "xla"):
+            return "xla computes them, with what was kept"
+        return remark(*_problem(swap, place), self.options)
 
     def _enter(self, node: Node, place: Place | None) -> Function | None:
         """An operation whose bodies were rewritten; None if nothing in them was replaced."""
@@ -289,6 +307,14 @@ class Rewriter:
             check_vma=params["check_vma"],
         )
         return lambda *args: list(mapped(*args))
+
+
+def _problem(swap: Swap, place: Place) -> Problem:
+    """Operator, shapes of local operands, ranks, dtypes of operands and result, and axes."""
+    shapes = (swap.lhs.shape, swap.rhs.shape)
+    ranks = math.prod(place.sizes[name] for name in swap.axis_names)
+    dtypes = (jnp.dtype(swap.dot.inputs[0].aval.dtype), swap.out_dtype)
+    return swap.spec, shapes, ranks, dtypes, swap.axis_names
 
 
 def surrounding_place() -> Place | None:

@@ -48,7 +48,7 @@ class Overlapped[**P, R]:
     def report(self, *args: P.args, **kwargs: P.kwargs) -> Report:
         """What is replaced and what is left, for arguments (or ``ShapeDtypeStruct``) like these."""
         closed, _, _, _ = self._trace(args, kwargs)
-        rewriter = Rewriter(self.options, self.auto_axes, self._traced)
+        rewriter = Rewriter(self.options, self.auto_axes, self._traced, asks_of_gradients=True)
         rewriter.rewrite(closed, surrounding_place())
         return rewriter.report()
 

@@ -19,6 +19,8 @@ class Replaced:
       dot_source: where the dot was written.
       readers: the other operations that read what the collective moved, by name: the operator
         keeps it for them.
+      gradients: what there is to say of those of a fused backend's operator; empty: it has fused
+        ones, or they move nothing.
     """
 
     collective: str
@@ -27,6 +29,7 @@ class Replaced:
     source: str
     dot_source: str
     readers: tuple[str, ...] = ()
+    gradients: str = ""
 
     def __str__(self) -> str:
         axes, spec = ",".join(self.axis_names), self.spec
@@ -36,6 +39,7 @@ class Replaced:
         return (
             f"{self.collective} over {axes} at {self.source}, with the dot at {self.dot_source}: "
             f"{spec.kind} of {spec.place} in {letters}{moved}{kept}"
+            f"{_remark(self.gradients)}"
         )
 
 
@@ -64,13 +68,15 @@ class Asked:
     Attributes:
       formula: the dot, as in ``jnp.einsum``.
       source: where it was written, ``file:line (function)``.
+      gradients: as of what was replaced, as far as dtypes tell.
     """
 
     formula: str
     source: str
+    gradients: str = ""
 
     def __str__(self) -> str:
-        return f"the dot {self.formula} at {self.source}"
+        return f"the dot {self.formula} at {self.source}{_remark(self.gradients)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,10 @@ class Report:
         lines += [f"  left: {item}" for item in self.left]
         lines += [f"  the partitioner asks for: {item}" for item in self.asked]
         return "\n".join(lines)
+
+
+def _remark(gradients: str) -> str:
+    return f"; of its gradients: {gradients}" if gradients else ""
 
 
 def _moves(spec: Contraction) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.importers.shardings import Derived, derive
+from syncopate_jax.ops import gradients
 from syncopate_jax.ops.derived import Product
 from syncopate_jax.ops.explicit_axes import explicit_axes
 from syncopate_jax.options import Options
@@ -49,6 +50,25 @@ class TypedDot:
     operands: tuple[Value, Value]
     specs: tuple[PartitionSpec, PartitionSpec, PartitionSpec]
     derived: Derived
+
+    def of_gradients(self) -> str:
+        """What there is to say of its gradients, as ``gradients.remark`` does."""
+        lhs, rhs = (value.aval.shape for value in self.operands)
+        arrays = list(zip(self.specs, (lhs, rhs, self.result.aval.shape), strict=True))
+        dtype = jnp.dtype(self.operands[0].aval.dtype)  # of both: no other dot is a product
+        duals = zip(self.product.gradients(dtype, dtype), ((2, 1, 0), (0, 2, 1)), strict=True)
+        for product, places in duals:
+            specs, shapes = zip(*(arrays[place] for place in places), strict=True)
+            given, mesh = shapes[:2], dict(self.derived.mesh)
+            found = derive(product.formula, *specs, shapes=given, mesh=mesh)
+            if found.fused is None:
+                continue
+            if said := _of_dtypes(self.product, dtype):
+                return said
+            dtypes = (jnp.promote_types(dtype, self.product.out_dtype), dtype)
+            if reason := refusal_of(found, given, dtypes, product.options):
+                return f"one is refused: {reason}"
+        return ""
 
 
 def match_typed(dot: Node, options: Options) -> TypedDot | str | None:
@@ -110,6 +130,10 @@ class AskedDot:
     operands: tuple[Value, ...]
     gone: tuple[Node, ...]
 
+    def of_gradients(self) -> str:
+        """What dtypes say of its gradients; what is moved for them is settled later."""
+        return _of_dtypes(self.product, jnp.dtype(self.operands[0].aval.dtype))
+
 
 def match_auto(dot: Node, options: Options) -> AskedDot | str | None:
     """What the partitioner of auto mesh axes can ask for; None where there are no such axes."""
@@ -128,6 +152,11 @@ def match_auto(dot: Node, options: Options) -> AskedDot | str | None:
     gone = tuple(node for node in before if node is not None)
     operands = tuple(v.node.inputs[0] if v.node in gone else v for v in dot.inputs)
     return AskedDot(product, not gone, operands, gone)
+
+
+def _of_dtypes(product: Product, dtype: jnp.dtype) -> str:
+    """Why ``xla`` computes the gradients of a product of ``dtype``; empty if it need not."""
+    return gradients.unfused(product.options, product.out_dtype, dtype) or ""
 
 
 def _constrained(value: Value) -> bool:

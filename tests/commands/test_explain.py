@@ -25,8 +25,8 @@ def test_every_operator_is_explained(operator: str, capsys: pytest.CaptureFixtur
     assert main([*argv, "--json"]) == 0
     found = json.loads(_out(capsys))
     assert found["auto"] == "xla"
-    assert found["backends"]["xla"] == {"can": True, "reason": ""}
-    assert found["backends"]["remote_dma"] == {"can": True, "reason": ""}
+    assert found["backends"]["xla"] == {"can": True, "reason": "", "gradients": ""}
+    assert found["backends"]["remote_dma"] == {"can": True, "reason": "", "gradients": ""}
     predicted = found["predicted_us"][str(found["best_split"])]
     assert predicted["bound"] <= predicted["fused"] <= predicted["unfused"] * 1.001
     assert all(predicted["fused"] <= other["fused"] for other in found["predicted_us"].values())
@@ -40,6 +40,20 @@ def test_a_backend_that_cannot_says_why(capsys: pytest.CaptureFixture[str]) -> N
     assert "backend 'auto' takes xla for this shape on h200: no measurement says" in out
 
 
+def test_gradients_that_are_not_fused(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["explain", "all_gather_matmul", "--ranks", "2", "--shape", "256,256,256"]
+    assert main([*argv, "--json"]) == 0
+    found = json.loads(_out(capsys))["backends"]
+    assert found["tma_dedicated"]["gradients"] == ""
+    assert found["copy_engine"]["can"]
+    assert found["copy_engine"]["gradients"].startswith("one is refused: no backend can fuse plan")
+    assert main([*argv, "--result-dtype", "float32"]) == 0
+    out = _out(capsys)
+    assert "over all ranks, bfloat16 to float32\n" in out
+    said = "  tma_dedicated   can do it\n                  of its gradients: xla computes them, as "
+    assert f"{said}they multiply bfloat16 by float32 in float32, and the kernels of target" in out
+
+
 def test_auto_is_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["explain", "matmul_reduce_scatter", "--ranks", "2", "--shape", "4096,14336,4096"]
     assert main([*argv, "--json"]) == 0
@@ -47,6 +61,8 @@ def test_auto_is_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*argv, "--target", "tpu"]) == 0
     assert "'auto' takes xla for this shape on h200: with target 'tpu' none" in _out(capsys)
     assert main([*argv, "--json", "--dtype", "float32"]) == 0
+    assert json.loads(_out(capsys))["auto"] == "xla"
+    assert main([*argv, "--json", "--result-dtype", "float32"]) == 0
     assert json.loads(_out(capsys))["auto"] == "xla"
     assert main([*argv, "--json", "--topology", "h100"]) == 0
     assert json.loads(_out(capsys))["auto"] == "xla"
@@ -86,6 +102,7 @@ def test_float64_is_left_to_xla(capsys: pytest.CaptureFixture[str]) -> None:
             ["--shape", "8,8,8", "--dtype", "int8"],
             "--dtype 'int8' is none that operators take; needs one of float32, bfloat16",
         ),
+        (["--shape", "8,8,8", "--result-dtype", "int8"], "--result-dtype 'int8' is none that"),
         (["--shape", "8,8,8", "--target", "fpga"], "no local kernel is written for 'fpga'; known:"),
     ],
 )

@@ -142,3 +142,17 @@ def assert_near(found: Any, wanted: Any, bound: float | list[float]) -> None:
         largest = float(np.abs(b).max(initial=0.0))
         # The largest of many errors is some times their root mean square.
         chex.assert_trees_all_close(a, b, rtol=0, atol=8 * most * largest)
+
+
+def cancelling(m: int, k: int, n: int, dtype: str) -> Any:
+    """x [1, m, k], w [k, n] of ``dtype`` and a float32 cotangent [1, m, n] that it rounds to ones.
+
+    Signs alternate along m and n: of a rounded cotangent both gradients are zero, on each rank too.
+    """
+    rng = np.random.default_rng(3)
+    signs = (-1.0) ** np.arange(max(m, n))
+    x = signs[:m, None] * rng.choice([-2, -1, 1, 2], k)
+    w = rng.choice([-2, -1, 1, 2], k)[:, None] * signs[:n]
+    ct = jnp.asarray(1 + rng.random((1, m, n)) * 4e-4, jnp.float32)
+    assert (ct.astype(dtype) == 1).all()
+    return jnp.asarray(x[None], dtype), jnp.asarray(w, dtype), ct
