@@ -24,6 +24,7 @@ help:
 	@echo "make lint       ruff, mypy, shellcheck, hadolint"
 	@echo "make format     let ruff rewrite the sources"
 	@echo "make clean      remove the environment and caches"
+	@echo "Some tests: make test ARGS=tests/ops/test_auto.py; with more processes: WORKERS=8"
 
 # The extras that each target needs; more of them are added to an environment that is there.
 env: EXTRAS = test,dev,viz

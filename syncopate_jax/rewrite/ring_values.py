@@ -234,14 +234,15 @@ class Reader:
         if name == "axis_index":
             return Ints(np.arange(self.ranks)) if params["axis_name"] == self.axis else None
         if name in CASTS:
-            return args[0]
+            return args[0] if _is_int(out.dtype) else _sum_if_zero(node.inputs[0], args[0])
         if name == "ppermute" and isinstance(args[0], Part | Sum):
             sender = _senders(node, self.axis, self.ranks)
             return None if sender is None else args[0].moved(sender)
         if name == "broadcast_in_dim" and isinstance(args[0], Ints) and out.shape == (1,):
             return Stack((args[0],))
         if name == "broadcast_in_dim":
-            return Sum() if _is_zero(node.inputs[0]) else args[0] if out.shape == () else None
+            found = _sum_if_zero(node.inputs[0], args[0])
+            return found if out.shape == () or _is_empty(found) else None
         if name in ("squeeze", "reshape") and isinstance(args[0], Stack) and out.shape == ():
             return args[0].items[0]
         if name == "dynamic_slice" and (cut := _boxed(args[0])):
@@ -254,8 +255,10 @@ class Reader:
             lhs, rhs = map(_part, args)
             order = tuple(range(out.ndim))
             return Sum((Term(node, lhs, rhs, order),)) if lhs and rhs else None
-        if name in ("add", "add_any") and all(isinstance(arg, Sum | Blocks) for arg in args):
-            return _added(args)
+        if name in ("add", "add_any"):
+            added = list(map(_sum_if_zero, node.inputs, args))
+            if all(isinstance(arg, Sum | Blocks) for arg in added):
+                return _added(added)
         if name == "transpose" and isinstance(args[0], Sum):
             return args[0].transposed(params["permutation"])
         if name == "dynamic_update_slice":
@@ -335,6 +338,11 @@ def _senders(node: Node, axis: str, ranks: int) -> np.ndarray | None:
 
 def _is_zero(value: Value) -> bool:
     return value.known is not None and np.ndim(value.known) == 0 and not value.known
+
+
+def _sum_if_zero(value: Value, known: Known) -> Known:
+    """A number that is zero is the sum of nothing."""
+    return Sum() if _is_zero(value) else known
 
 
 def _is_int(dtype: Any) -> bool:

@@ -80,6 +80,16 @@ def gather_contracted(x: Array, w: Array) -> Array:
     return out
 
 
+def gather_contracted_from_zero(x: Array, w: Array) -> Array:
+    """The sum starts as a number, which is zero."""
+    ranks, me, size = lax.axis_size("t"), lax.axis_index("t"), w.shape[0]
+    out: Any = 0.0
+    for i in range(ranks):
+        out += lax.dynamic_slice_in_dim(x, (me - i) % ranks * size, size, 1) @ w
+        w = shift(w) if i < ranks - 1 else w
+    return out
+
+
 def gather_contracted_scan(x: Array, w: Array) -> Array:
     ranks, me, size = lax.axis_size("t"), lax.axis_index("t"), w.shape[0]
 
@@ -102,6 +112,15 @@ def scatter_rows(x: Array, w: Array) -> Array:
     out = block(me - 1)
     for i in range(1, ranks):
         out = shift(out) + block(me - 1 - i)
+    return out
+
+
+def scatter_rows_from_zero(x: Array, w: Array) -> Array:
+    ranks, me, rows = lax.axis_size("t"), lax.axis_index("t"), x.shape[0] // lax.axis_size("t")
+    out: Any = 0
+    for i in range(ranks):
+        part = lax.dynamic_slice_in_dim(x, (me - 1 - i) % ranks * rows, rows, 0)
+        out = part @ w + (shift(out) if i else out)
     return out
 
 
@@ -133,8 +152,8 @@ def scatter_columns(x: Array, w: Array) -> Array:
 
 
 GATHERED = (gather_rows, gather_rows_in_a_loop, gather_rows_both_ways)
-SUMMED = (gather_contracted, gather_contracted_scan)
-SCATTERED = (scatter_rows, scatter_rows_scan)
+SUMMED = (gather_contracted, gather_contracted_from_zero, gather_contracted_scan)
+SCATTERED = (scatter_rows, scatter_rows_from_zero, scatter_rows_scan)
 
 
 def shardings(body: Callable[..., Any]) -> tuple[tuple[P, P], P]:
@@ -159,8 +178,10 @@ def arrays() -> tuple[Array, Array]:
     [
         gather_rows_in_a_loop,
         gather_rows_both_ways,
+        gather_contracted_from_zero,
         gather_contracted_scan,
         scatter_rows,
+        scatter_rows_from_zero,
         *(
             pytest.param(body, marks=pytest.mark.slow)
             for body in (gather_rows, gather_contracted, scatter_rows_scan, scatter_columns)
