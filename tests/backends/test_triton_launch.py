@@ -457,6 +457,13 @@ def test_ordered_kernels_check_their_order() -> None:
         OrderedTriton(kernel, order, np.zeros(5, np.int32), 2)
 
 
+def test_ordered_kernels_reach_all_of_their_operands() -> None:
+    kernel = scaled(ROWS=2**20, BLOCK=2**18, DEPTH=2**12)
+    order = np.zeros((12, 2), np.int32)
+    with pytest.raises(UnsupportedError, match=r"kernel scaled: x has 12884901888 elements \(1048"):
+        OrderedTriton(kernel, order, None, 2)
+
+
 def test_contractions_check_their_letters_and_tiles() -> None:
     given: dict[str, Any] = {"dtype": "float32", "out_dtype": "float32", "tiles": TILES}
     sizes = {"m": 16, "n": 16, "k": 16}
