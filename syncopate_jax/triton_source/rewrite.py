@@ -17,7 +17,7 @@ from syncopate_jax.kernel.annotated import (
     assigned,
     used,
 )
-from syncopate_jax.triton_source import pointers
+from syncopate_jax.triton_source import added_names, pointers
 from syncopate_jax.triton_source.phrases import Phrases
 from syncopate_jax.triton_source.scheme import Read, Scheme
 from syncopate_jax.triton_source.text import Text, fitted, indented, renamed
@@ -25,9 +25,6 @@ from syncopate_jax.triton_source.text import Text, fitted, indented, renamed
 SUFFIX = "_fused"
 VERSION = 4
 """Raised when the same kernel and scheme give another text than before."""
-OWN = ("sync", "table_ptr", "peers_ptr", "counters_ptr")
-"""Names that every rewritten kernel has."""
-IMPORTED = {"tl": "triton.language", "triton": "triton"}
 
 
 def rewrite(source: Annotated, scheme: Scheme) -> str:
@@ -60,33 +57,10 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.text = Text.of(self.source.source)
-        function, calls = self.source.function, self.source.calls
-        taken = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
-        taken |= set(self.source.parameters) | {self.source.name}
-        reached = list(calls.reached([function]))
-        described = any(c.is_descriptor_use(call) for c, call in reached)
-        stored = any(c.is_descriptor_store(call) for c, call in reached)
-        self.say = Phrases(self.scheme, frozenset(taken), described, stored)
-        own = assigned([function]) | set(self.source.parameters)
-        for name, meant in IMPORTED.items():
-            found = getattr(calls.value(ast.Name(name)), "__name__", meant)
-            if name in own or (name in taken and found != meant):
-                raise self._taken(name)
-
-    def _check_names(self) -> None:
-        """What the lines that were written assign must be no name of the kernel."""
-        own = {access.pointer for access in self.source.accesses}
-        arrays = self.scheme.parameters
-        added = {*OWN, f"{self.source.name}{SUFFIX}", *self.say.added}
-        added |= {name for name in arrays if name not in own or arrays.count(name) > 1}
-        for name in sorted(added & self.say.taken):
-            raise self._taken(name)
-
-    def _taken(self, name: str) -> UnsupportedError:
-        return self._unsupported(
-            self.source.function,
-            f"the name {name} is one that the rewritten kernel uses; rename it",
-        )
+        reached = list(self.source.calls.reached([self.source.function]))
+        described = any(calls.is_descriptor_use(call) for calls, call in reached)
+        stored = any(calls.is_descriptor_store(call) for calls, call in reached)
+        self.say = Phrases(self.scheme, added_names.taken(self.source), described, stored)
 
     def _unsupported(self, node: ast.AST, text: str) -> UnsupportedError:
         line = node.lineno + self.source.first_line - 1  # type: ignore[attr-defined]
@@ -111,7 +85,12 @@ class _Writer:
         self._check_hoisted()
         body = indented(self._body())
         head = self._header()
-        self._check_names()
+        added = self.say.added | {self.source.name + SUFFIX}
+        if name := added_names.clash(self.source, self.scheme, added):
+            raise self._unsupported(
+                self.source.function,
+                f"the name {name} is one that the rewritten kernel uses; rename it",
+            )
         lines = [*self._signature(), *body]
         return "\n".join([*head, *(part for line in lines for part in fitted(line))]) + "\n"
 

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 from syncopate_jax.errors import FormatError, InputError
+from syncopate_jax.kernel import calls as calls_of
 from syncopate_jax.kernel import directives_tree
 from syncopate_jax.kernel.annotated import Annotated
 from tests.kernel.test_directives import KERNEL, PERSISTENT
@@ -75,7 +76,7 @@ def calls(line: str, **arguments: Any) -> tuple[Any, list[ast.Call], ast.stmt]:
     text = ALIASED.replace("{lines}", f"    {line}")
     file = f"<{line}>"
     function = module(text, file)["body"]
-    known = directives_tree.Calls({**directives_tree.captured(function), **arguments})
+    known = calls_of.Calls({**calls_of.captured(function), **arguments})
     (statement,) = ast.parse(line).body
     return known, list(known.reached([statement])), statement
 
@@ -141,6 +142,18 @@ def test_loops_are_ranges_by_any_name() -> None:
     text = ALIASED + PERSISTENT.replace("tl.", "L.")
     found = directives_tree.read(module(text.replace("{lines}", "    pass"), "<loop>")["copied"])
     assert found.loop is not None
+
+
+def test_names_around_a_function_are_known_too() -> None:
+    def helper() -> None: ...
+
+    def kernel(x_ptr: Any) -> Any:
+        ast = x_ptr
+        return helper, ast, pytest
+
+    known = calls_of.captured(kernel)
+    assert known["helper"] is helper and known["pytest"] is pytest
+    assert "ast" not in known and "x_ptr" not in known
 
 
 # --- what follows from a program's number ------------------------------------------------------
