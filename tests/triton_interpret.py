@@ -119,9 +119,9 @@ class Interpreter:
                         program.back.acquire()
 
     def _kernel(self, launched: Launched) -> Any:
-        """The kernel, whose waits and signals are this object's."""
-        found = launched.load()
-        device = module.load(DEVICE, {})
+        """The kernel, in a module of its own, whose waits and signals are this object's."""
+        found = module.made(launched.path, launched.given)
+        device = module.made(DEVICE, {})
         device.wait_rows, device.signal = self._wait, self._signal  # type: ignore[attr-defined]
         device.wait_count = self._wait_count  # type: ignore[attr-defined]
         device.stored, device.ahead = lambda: None, lambda ptr: None  # type: ignore[attr-defined]

@@ -23,6 +23,7 @@ from syncopate_jax.backends.dma_layout import (
 )
 from syncopate_jax.backends.in_order import START, WAIT, sequence
 from syncopate_jax.backends.interface import Work
+from syncopate_jax.backends.rank_table import as_int32
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.ir.text import row_text
 from syncopate_jax.kernel.blocks import block_shape, kept_sizes
@@ -318,7 +319,7 @@ class _LayoutMaker:
     def _section(self, rows: np.ndarray) -> Section:
         """Appends [ranks, rows, width] to the vector."""
         section = Section(self.length, rows.shape[-1])
-        flat = np.asarray(rows, np.int32).reshape(self.ranks, -1)
+        flat = as_int32(rows).reshape(self.ranks, -1)
         self.vector.append(flat)
         self.length += flat.shape[1]
         return section

@@ -15,6 +15,8 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
+from syncopate_jax.errors import UnsupportedError
+
 Array = np.ndarray
 Get = Callable[[int], Any]
 """A row's entry in a column."""
@@ -135,6 +137,18 @@ class Ahead:
     rows: tuple[Get, ...]
 
 
+def as_int32(rows: Array) -> Array:
+    """The rows as a table holds them; raises UnsupportedError where an entry is past 32 bits."""
+    kept = np.asarray(rows, np.int32)
+    past = np.asarray(rows)[kept != rows]
+    if past.size:
+        raise UnsupportedError(
+            f"a table's entries are of 32 bits, and an address or count of this launch is "
+            f"{past.flat[0]}: use smaller shards"
+        )
+    return kept
+
+
 class TableMaker:
     """Appends sections; ``table`` is what they make up.
 
@@ -201,5 +215,5 @@ class TableMaker:
         return replace(lists, counts=counts, short=short)
 
     def _append(self, rows: Array) -> None:
-        self._parts.append(np.asarray(rows, np.int32).reshape(self.ranks, -1))
+        self._parts.append(as_int32(rows).reshape(self.ranks, -1))
         self._length += self._parts[-1].shape[1]

@@ -19,6 +19,7 @@ import numpy as np
 
 from syncopate_jax.backends import triton_facts, triton_scratch
 from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.kernel.calls import captured
 from syncopate_jax.kernel.directives_tree import plain_function
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.triton_source import module
@@ -81,8 +82,8 @@ def missing() -> str | None:
 
 
 def globals_of(function: Any) -> Mapping[str, Any]:
-    """The names of a kernel's module."""
-    return plain_function(function).__globals__
+    """What a kernel's names mean that it does not assign."""
+    return captured(plain_function(function))
 
 
 def jax_triton() -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
@@ -46,6 +46,16 @@ class Laid:
     buffers: dict[str, Placed]
     results: dict[str, str]
     far: tuple[str, ...]
+
+
+def check_reach(kernel: str, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Raises UnsupportedError for an array that a kernel's offsets cannot reach all of."""
+    for name, shape in shapes.items():
+        if math.prod(shape) >= MOST:
+            raise UnsupportedError(
+                f"kernel {kernel}: {name} has {math.prod(shape)} elements {tuple(shape)}; a Triton "
+                f"kernel's offsets reach {MOST}: use another target, or smaller shards"
+            )
 
 
 class TritonMaker(TransferMaker):
@@ -155,12 +165,10 @@ class TritonMaker(TransferMaker):
                 yield Placed((tensor.name, LANDING), shape, UNCUT, jnp.dtype(tensor.dtype))
 
     def _check_sizes(self) -> None:
-        for key, buffer in self.by_key.items():
-            if math.prod(buffer.shape) * (self.ranks if self.work.launch.folded else 1) >= MOST:
-                raise UnsupportedError(
-                    f"{self.name(key)} has {buffer.shape} elements; a Triton kernel's offsets "
-                    f"reach {MOST}: use another target, or smaller shards"
-                )
+        check_reach(self.kernel.name, self.body.shapes)
+        each = self.ranks if self.work.launch.folded else 1
+        buffers = {self.name(key): (each, *b.shape) for key, b in self.by_key.items()}
+        check_reach(self.kernel.name, buffers)
 
     # --- order and steps -----------------------------------------------------------------------
 

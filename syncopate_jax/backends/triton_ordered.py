@@ -15,7 +15,7 @@ import numpy as np
 from syncopate_jax.backends import triton_call
 from syncopate_jax.backends.rank_table import TableMaker
 from syncopate_jax.backends.triton_call import Launched
-from syncopate_jax.backends.triton_layout import COUNTERS
+from syncopate_jax.backends.triton_layout import COUNTERS, check_reach
 from syncopate_jax.backends.triton_transfers import wait_lists
 from syncopate_jax.errors import InputError
 from syncopate_jax.kernel.local import PallasKernel
@@ -39,6 +39,7 @@ class OrderedTriton:
     workers: int
 
     def __post_init__(self) -> None:
+        check_reach(self.kernel.name, self.kernel.triton_body.shapes)
         axes = len(self.kernel.triton_body.source.variables)
         tiles = len(self.order)
         if self.order.ndim != 2 or self.order.shape[1] != axes:

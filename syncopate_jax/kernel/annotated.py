@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from syncopate_jax.kernel.calls import Calls
 from syncopate_jax.kernel.directives import Access, Axis
 
 
@@ -54,6 +55,7 @@ class Annotated:
       reduction: the loop inside a tile, or None.
       epilogue: the statements that store a tile, or None.
       accumulator: what partial results are added to, or empty.
+      calls: what the kernel calls.
     """
 
     file: str
@@ -71,6 +73,7 @@ class Annotated:
     reduction: Reduction | None
     epilogue: Region | None
     accumulator: str
+    calls: Calls
 
     @property
     def name(self) -> str:
@@ -121,17 +124,3 @@ def blocks(function: ast.FunctionDef) -> Iterator[tuple[ast.AST, list[ast.stmt]]
             block = getattr(node, name, None)
             if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
                 yield node, block
-
-
-def is_descriptor_store(node: ast.AST) -> bool:
-    """Whether this is ``blocks.store(...)``, a store through a tensor descriptor."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return False
-    return node.func.attr == "store" and ast.unparse(node.func) != "tl.store"
-
-
-def is_loop(statement: ast.stmt) -> bool:
-    """Whether it is a loop for Triton; a static one is written out."""
-    if isinstance(statement, ast.For) and isinstance(statement.iter, ast.Call):
-        return ast.unparse(statement.iter.func) != "tl.static_range"
-    return isinstance(statement, ast.While)

@@ -6,7 +6,7 @@ import ast
 import inspect
 import itertools
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from syncopate_jax.errors import FormatError, InputError
@@ -17,11 +17,11 @@ from syncopate_jax.kernel.annotated import (
     Region,
     assigned,
     blocks,
-    is_descriptor_store,
     parameters,
-    used,
 )
+from syncopate_jax.kernel.calls import Calls, captured, inner_function
 from syncopate_jax.kernel.directives import Access, Axis, Directive, Dispatch, Epilogue, Place
+from syncopate_jax.kernel.stale_names import StaleNames
 
 
 def plain_function(kernel: Any) -> Any:
@@ -29,19 +29,19 @@ def plain_function(kernel: Any) -> Any:
 
     Raises InputError for what is no function, under none of these either.
     """
-    while not inspect.isfunction(kernel):
-        inner = getattr(kernel, "fn", None)
-        if inner is None:
-            raise InputError(f"a Triton kernel is a function under @triton.jit, found {kernel!r}")
-        kernel = inner
-    return kernel
+    function = inner_function(kernel)
+    if function is None:
+        raise InputError(f"a Triton kernel is a function under @triton.jit, found {kernel!r}")
+    return function
 
 
-def read(kernel: Any) -> Annotated:
+def read(kernel: Any, arguments: Mapping[str, Any] | None = None) -> Annotated:
     """The annotated source of a kernel: of a file, a notebook's cell or an imported package.
 
+    ``arguments`` are those that are compiled in, by parameter.
+
     Raises:
-      InputError: the source cannot be found.
+      InputError: the source, or that of a helper, cannot be found.
       FormatError: a directive is malformed or false; with file and line.
     """
     function = plain_function(kernel)
@@ -53,11 +53,18 @@ def read(kernel: Any) -> Annotated:
             f"{function.__qualname__}: its source was not found ({error}); define the kernel in a "
             f"file or a notebook's cell"
         ) from error
-    return read_source("".join(lines), file, max(first, 1))
+    known = {**captured(function), **(arguments or {})}
+    return read_source("".join(lines), file, max(first, 1), known)
 
 
-def read_source(text: str, file: str = "<kernel>", first_line: int = 1) -> Annotated:
-    """As ``read``, of a text; raises FormatError too unless it holds exactly one function."""
+def read_source(
+    text: str, file: str = "<kernel>", first_line: int = 1, known: Mapping[str, Any] | None = None
+) -> Annotated:
+    """As ``read``, of a text; raises FormatError too unless it holds exactly one function.
+
+    ``known`` is what names outside the function mean, and its arguments; calls go by their spelling
+    where it does not say.
+    """
     source = textwrap.dedent(text)
     found = grammar.parse(source, file, first_line)
     try:
@@ -67,7 +74,8 @@ def read_source(text: str, file: str = "<kernel>", first_line: int = 1) -> Annot
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     if len(functions) != 1 or len(tree.body) != 1:
         raise FormatError(f"{file}:{first_line}: needs the source of one function")
-    return _Binder(source, file, first_line, functions[0], found).bind()
+    calls = Calls(known or {})
+    return _Binder(source, file, first_line, functions[0], found, calls).bind()
 
 
 class _Binder:
@@ -78,10 +86,11 @@ class _Binder:
         first_line: int,
         function: ast.FunctionDef,
         found: tuple[Directive, ...],
+        calls: Calls,
     ):
         self.source, self.file, self.first_line = source, file, first_line
         self.function, self.found = function, found
-        self.params = parameters(function)
+        self.params, self.calls = parameters(function), calls
 
     def bind(self) -> Annotated:
         axes, accesses = self._axes(), self._accesses()
@@ -99,7 +108,7 @@ class _Binder:
         return Annotated(
             self.file, self.first_line, self.source, self.function, axes, accesses,
             dispatch.identifiers, dispatch.axes, region, loop, tile, kept, reduction, epilogue,
-            accumulator,
+            accumulator, self.calls,
         )  # fmt: skip
 
     def _line(self, node: ast.AST) -> int:
@@ -240,7 +249,7 @@ class _Binder:
                 "tiles are persistent, so dispatch must stand in a 'for' loop at the top of the "
                 "kernel"
             )
-        if not _is_range(loops[0].iter) or not isinstance(loops[0].target, ast.Name):
+        if not self.calls.is_range(loops[0].iter) or not isinstance(loops[0].target, ast.Name):
             raise place.error(
                 f"the loop over tiles must be 'for NAME in range(…)' or tl.range(…), found "
                 f"{ast.unparse(loops[0]).splitlines()[0]!r}"
@@ -277,34 +286,13 @@ class _Binder:
     def _kept(
         self, dispatch: Dispatch, region: Region, loop: ast.For | None
     ) -> tuple[ast.stmt, ...]:
-        mapped = {variable for _, variable in dispatch.axes}
-        outside = self._uses_outside(region, loop)
-        stale = set(dispatch.identifiers)
-        if loop is not None:
-            stale |= assigned([loop.target])
-        kept = []
-        for statement in region.inside:
-            names = assigned([statement])
-            called = {ast.unparse(n.func) for n in ast.walk(statement) if isinstance(n, ast.Call)}
-            if stale & set(used([statement])) or "tl.program_id" in called:
-                stale |= names
-            elif names - mapped:
-                kept.append(statement)
-        for name in sorted((stale - mapped) & set(outside)):
-            raise dispatch.place.error(
-                f"{name} follows from the tile's identifier and is used in line "
-                f"{outside[name] + self.first_line - 1}, outside dispatch; map it to an axis or "
-                f"compute it from those"
-            )
-        return tuple(kept) if assigned(kept) & set(outside) else ()
-
-    def _uses_outside(self, region: Region, loop: ast.For | None) -> dict[str, int]:
-        """Names read by the tile, its loop's header and what comes after, but not in dispatch."""
-        rest = [s for s in region.block if s not in region.inside]
-        if loop is None:
-            return used(rest[region.start :])
-        after = self.function.body[self.function.body.index(loop) + 1 :]
-        return used([*rest, *after])
+        mapped = frozenset(variable for _, variable in dispatch.axes)
+        names = StaleNames(self.calls, self.function, region, loop, dispatch.identifiers, mapped)
+        kept, fault = names.read()
+        if fault is not None:
+            line, text = fault
+            raise Place(self.file, line + self.first_line - 1).error(text)
+        return tuple(kept)
 
     # --- reduction and epilogue ----------------------------------------------------------------
 
@@ -349,7 +337,7 @@ class _Binder:
 
     def _bounds(self, reduce: grammar.Reduce, loop: ast.For) -> tuple[str, str]:
         """What the loop's variable rises by, and where it stops."""
-        if not _is_range(loop.iter):
+        if not self.calls.is_range(loop.iter):
             raise reduce.place.error(
                 f"the reduction must be 'for NAME in range(…)' or tl.range(…), found "
                 f"{ast.unparse(loop.iter)!r}"
@@ -372,7 +360,11 @@ class _Binder:
         if not tile or region.block[0] is not tile[0]:
             raise epilogue.place.error("epilogue must stand in the block of the tile's statements")
         inside = [node for statement in region.inside for node in ast.walk(statement)]
-        if not any(_is_call(node, "tl.store") or is_descriptor_store(node) for node in inside):
+        calls = [node for node in inside if isinstance(node, ast.Call)]
+        if not any(
+            self.calls.name(call) == "tl.store" or self.calls.is_descriptor_store(call)
+            for call in calls
+        ):
             raise epilogue.place.error("epilogue encloses no tl.store, nor a descriptor's store")
         name = epilogue.accumulator
         if name and name not in assigned(region.block[: region.start]):
@@ -408,16 +400,3 @@ class _Binder:
                 if isinstance(node, ast.Return):
                     place = Place(self.file, self._line(node))
                     raise place.error("a tile's statements may not return: others come after it")
-
-
-def _is_range(node: ast.expr) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and ast.unparse(node.func) in ("range", "tl.range", "tl.static_range")
-        and 1 <= len(node.args) <= 3
-        and not any(isinstance(arg, ast.Starred) for arg in node.args)
-    )
-
-
-def _is_call(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func) == name

@@ -34,7 +34,7 @@ def triton_kernel(
       function: a function under ``@triton.jit`` with directives, see ``kernel/directives.py``.
       arguments: value of every parameter that no ``reads`` or ``writes`` names; they are compiled
         in.
-      out_dtypes: of every result, by name.
+      out_dtypes: of every result, by its name: what stands behind ``as``, else its pointer's.
       shapes: of operands and results that a tile takes whole in some dimension (``:``), by name:
         ``{"x": (64, 128)}``.
       reference: the same function of the operands in plain JAX, for backend ``xla``.
@@ -51,9 +51,9 @@ def triton_kernel(
     Example::
 
       kernel = triton_kernel(matmul_kernel, {"M": 512, "N": 512, "K": 256, "BLOCK_M": 128, …},
-                             out_dtypes={"y_ptr": "bfloat16"})
+                             out_dtypes={"y": "bfloat16"})  # of ``writes y_ptr[m, n] as y``
     """
-    source = directives_tree.read(function)
+    source = directives_tree.read(function, arguments)
     values = _arguments(function, source, arguments)
     sizes = _Sizes(source, values)
     order = {name: i for i, name in enumerate(source.parameters)}

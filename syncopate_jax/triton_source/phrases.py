@@ -13,10 +13,11 @@ class Phrases:
     """The phrases of one kernel; the constants they speak of are the module's.
 
     Attributes:
-      taken: names of the kernel, which no constant may have.
+      taken: names of the kernel, which nothing that is added may have.
       fenced: whether the copy unit loads what is waited for, which takes a fence after the wait.
       stored: whether the copy unit stores, whose stores end later than their statements.
       constants: those asked for so far, in that order.
+      added: names that the lines asked for so far assign.
     """
 
     scheme: Scheme
@@ -24,13 +25,43 @@ class Phrases:
     fenced: bool
     stored: bool
     constants: dict[str, int] = field(init=False, default_factory=dict)
+    added: set[str] = field(init=False, default_factory=set)
 
     def constant(self, name: str, value: int) -> str:
-        """The name of a constant of the module."""
-        while name in self.taken:
+        """The name of a constant of the module, ``name`` itself where that is free."""
+        while name in self.taken or self.constants.get(name, value) != value:
             name += "_"
         self.constants[name] = value
         return name
+
+    @property
+    def tiles(self) -> str:
+        return self.constant("TILES", self.scheme.tiles)
+
+    @property
+    def workers(self) -> str:
+        return self.constant("WORKERS", self.scheme.workers)
+
+    @property
+    def slots(self) -> str:
+        """Counters of a rank."""
+        return self.constant("SLOTS", self.scheme.slots)
+
+    @property
+    def ranks(self) -> str:
+        """How many there are, and whether they are folded: two arguments."""
+        folded = self.constant("FOLDED", int(self.scheme.folded))
+        return f"{self.constant('RANKS', self.scheme.ranks)}, {folded}"
+
+    def new(self, name: str, value: str) -> str:
+        """The line that makes a variable of the rewritten kernel's own."""
+        self.added.add(name)
+        return f"{name} = {value}"
+
+    def each(self, name: str, values: str) -> str:
+        """The header of a loop over a variable of the rewritten kernel's own."""
+        self.added.add(name)
+        return f"for {name} in {values}:"
 
     def entry(self, name: str, columns: Columns, row: str, column: int) -> str:
         """An expression for one entry of a row."""
@@ -75,7 +106,7 @@ class Phrases:
         """An expression for the array of another rank."""
         (array,) = (a for a in self.scheme.arrays if a.name == name)
         size = array.size if self.scheme.folded else 0
-        given = f"{self.base(array)}, peers_ptr, {rank}, {array.number}, {size}, RANKS, FOLDED"
+        given = f"{self.base(array)}, peers_ptr, {rank}, {array.number}, {size}, {self.ranks}"
         return f"sync.at_rank({given})"
 
     def place(
@@ -91,13 +122,14 @@ class Phrases:
         spot, rank, shift = (self.entry(label, where, row, c) for c in range(3))
         lines = []
         if len(spots) > 1:
-            lines.append(f"{stem}_spot = {spot}")
+            lines.append(self.new(f"{stem}_spot", spot))
         if any(one.peer for one in spots):
-            lines.append(f"{stem}_rank = {rank}")
+            lines.append(self.new(f"{stem}_rank", rank))
         found = self._pointer(spots, f"{stem}_spot", f"{stem}_rank")
         if shift == "0":
-            return [*lines, f"{name} = {found}"]
-        return [*lines, f"{stem}_shift = {shift}", f"{name} = {found} + {stem}_shift"]
+            return [*lines, self.new(name, found)]
+        lines.append(self.new(f"{stem}_shift", shift))
+        return [*lines, self.new(name, f"{found} + {stem}_shift")]
 
     def _pointer(self, spots: Sequence[Spot], spot: str, rank: str) -> str:
         """An expression for the array of a spot that a table names."""
@@ -127,4 +159,4 @@ class Phrases:
         starts, rows = self.lists(name, lists)
         first = f"table_ptr, counters_ptr, peers_ptr, {point}, {starts}, {rows}"
         ended = ["sync.stored()"] if self.stored else []
-        return [*ended, f"sync.signal_all({first}, SLOTS, RANKS, FOLDED)"]
+        return [*ended, f"sync.signal_all({first}, {self.slots}, {self.ranks})"]

@@ -7,32 +7,52 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from syncopate_jax.kernel.annotated import assigned
+from syncopate_jax.kernel.calls import Calls
 
 VALUES = ("tl.load", "tl.dot", "tl.atomic_add", "tl.load_tensor_descriptor")
 
 
-def addresses(block: Iterable[ast.stmt], pointer: str) -> set[str]:
+def addresses(block: Iterable[ast.stmt], pointer: str, calls: Calls) -> set[str]:
     """``pointer`` and the names of ``block`` that are computed from it and are addresses too."""
     found = {pointer}
     for statement in block:
         for node in ast.walk(statement):
-            if isinstance(node, ast.Assign) and _is_address(node.value, found):
-                found |= assigned(node.targets)
-            elif isinstance(node, ast.AugAssign) and _is_address(node.value, found):
-                found |= assigned([node.target])
+            for target, value in _given(node):
+                if _is_address(value, found, calls):
+                    found |= assigned([target])
     return found
 
 
-def _is_address(node: ast.expr, known: set[str]) -> bool:
+def _given(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
+    """Targets of an assignment and what each is given."""
+    if isinstance(node, ast.AugAssign | ast.AnnAssign) and node.value is not None:
+        return [(node.target, node.value)]
+    if not isinstance(node, ast.Assign):
+        return []
+    found: list[tuple[ast.expr, ast.expr]] = []
+    for target in node.targets:
+        if (
+            isinstance(target, ast.Tuple)
+            and isinstance(node.value, ast.Tuple)
+            and len(target.elts) == len(node.value.elts)
+        ):
+            found += zip(target.elts, node.value.elts, strict=True)
+        else:
+            found.append((target, node.value))
+    return found
+
+
+def _is_address(node: ast.expr, known: set[str], calls: Calls) -> bool:
     if isinstance(node, ast.Name):
         return node.id in known
+    parts: list[ast.expr] = []
     if isinstance(node, ast.BinOp):
-        return _is_address(node.left, known) or _is_address(node.right, known)
-    if isinstance(node, ast.IfExp):
-        return _is_address(node.body, known) or _is_address(node.orelse, known)
-    if isinstance(node, ast.Call) and ast.unparse(node.func) not in VALUES:
-        return any(_is_address(arg, known) for arg in node.args)
-    return False
+        parts = [node.left, node.right]
+    elif isinstance(node, ast.IfExp):
+        parts = [node.body, node.orelse]
+    elif isinstance(node, ast.Call) and calls.name(node) not in VALUES:
+        parts = [*node.args, *(keyword.value for keyword in node.keywords)]
+    return any(_is_address(part, known, calls) for part in parts)
 
 
 @dataclass(frozen=True, slots=True)

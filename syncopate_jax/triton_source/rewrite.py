@@ -15,34 +15,35 @@ from syncopate_jax.kernel.annotated import (
     Annotated,
     Region,
     assigned,
-    is_descriptor_store,
-    is_loop,
     used,
 )
-from syncopate_jax.triton_source import pointers
+from syncopate_jax.triton_source import added_names, pointers
 from syncopate_jax.triton_source.phrases import Phrases
-from syncopate_jax.triton_source.scheme import Array, Read, Scheme
+from syncopate_jax.triton_source.scheme import Read, Scheme
 from syncopate_jax.triton_source.text import Text, fitted, indented, renamed
 
 SUFFIX = "_fused"
-VERSION = 3
+VERSION = 4
 """Raised when the same kernel and scheme give another text than before."""
-ADDED = (
-    "addend", "addend_ptr", "channel", "counters_ptr", "dst_ptr", "first_position", "following",
-    "own_counters", "peers_ptr", "place", "position", "program", "rank", "run", "run_first",
-    "run_last", "share", "shares", "src_ptr", "sync", "table_ptr", "transfer",
-)  # fmt: skip
-ADDED_ENDS = ("_again", "_here", "_rank", "_shift", "_spot", "_start")
-"""Names that a rewritten kernel adds; a kernel that has one already is refused."""
 
 
 def rewrite(source: Annotated, scheme: Scheme) -> str:
     """The fused kernel, as the text of a module.
 
     Raises:
-      UnsupportedError: the kernel's text does not show what the scheme needs; names the line.
+      UnsupportedError: the kernel's text does not show what the scheme needs, or it has a name that
+        the rewritten kernel needs; names the line.
     """
-    return _Writer(source, scheme).module()
+    text = _Writer(source, scheme).module()
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        raise UnsupportedError(
+            f"{source.file}:{source.first_line}: kernel {source.name}: what is made of it does not "
+            f"parse, {error.msg} at {line!r}; write that statement on lines of its own"
+        ) from error
+    return text
 
 
 @dataclass
@@ -56,24 +57,10 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.text = Text.of(self.source.source)
-        function = self.source.function
-        taken = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
-        taken |= set(self.source.parameters) | {self.source.name}
-        calls = [n for n in ast.walk(function) if isinstance(n, ast.Call)]
-        described = any(ast.unparse(n.func) == "tl.make_tensor_descriptor" for n in calls)
-        stored = any(map(is_descriptor_store, calls))
-        self.say = Phrases(self.scheme, frozenset(taken), described, stored)
-        added = {name + end for name in taken for end in ADDED_ENDS}
-        clash = sorted(taken & {*ADDED, *added, *(a.name for a in self.extra)})
-        if clash:
-            raise self._unsupported(
-                function, f"the name {clash[0]} is one that the rewritten kernel uses; rename it"
-            )
-
-    @property
-    def extra(self) -> list[Array]:
-        """The arrays that are no parameters of the kernel."""
-        return [a for a in self.scheme.arrays if a.name not in self.source.parameters]
+        reached = list(self.source.calls.reached([self.source.function]))
+        described = any(calls.is_descriptor_use(call) for calls, call in reached)
+        stored = any(calls.is_descriptor_store(call) for calls, call in reached)
+        self.say = Phrases(self.scheme, added_names.taken(self.source), described, stored)
 
     def _unsupported(self, node: ast.AST, text: str) -> UnsupportedError:
         line = node.lineno + self.source.first_line - 1  # type: ignore[attr-defined]
@@ -85,7 +72,7 @@ class _Writer:
         picked += [self.scheme.write.pointer] if self.scheme.write else []
         uses = used(self.source.tile)
         for pointer in picked:
-            names = pointers.addresses(self._before(), pointer) - {pointer}
+            names = pointers.addresses(self._before(), pointer, self.source.calls) - {pointer}
             for name in sorted(names & set(uses)):
                 line = uses[name] + self.source.first_line - 1
                 raise UnsupportedError(
@@ -98,6 +85,12 @@ class _Writer:
         self._check_hoisted()
         body = indented(self._body())
         head = self._header()
+        added = self.say.added | {self.source.name + SUFFIX}
+        if name := added_names.clash(self.source, self.scheme, added):
+            raise self._unsupported(
+                self.source.function,
+                f"the name {name} is one that the rewritten kernel uses; rename it",
+            )
         lines = [*self._signature(), *body]
         return "\n".join([*head, *(part for line in lines for part in fitted(line))]) + "\n"
 
@@ -155,22 +148,17 @@ class _Writer:
         """Which rank and program this is, and the rank's own part of every array."""
         scheme = self.scheme
         programs = self.say.constant("PROGRAMS", scheme.programs)
-        self.say.constant("TILES", scheme.tiles)
-        self.say.constant("WORKERS", scheme.workers)
-        self.say.constant("RANKS", scheme.ranks)
-        self.say.constant("FOLDED", int(scheme.folded))
-        self.say.constant("SLOTS", scheme.slots)
         if not scheme.folded:
-            return ["program = tl.program_id(0)", *self._own_counters()]
+            return [self.say.new("program", "tl.program_id(0)"), self._own_counters()]
         lines = [
-            f"rank = tl.program_id(0) // {programs}",
-            f"program = tl.program_id(0) % {programs}",
+            self.say.new("rank", f"tl.program_id(0) // {programs}"),
+            self.say.new("program", f"tl.program_id(0) % {programs}"),
             f"table_ptr += rank * {self.say.constant('TABLE', scheme.table)}",
-            *self._own_counters(),
+            self._own_counters(),
         ]
         for array in scheme.arrays:
             if self.say.base(array) != array.name:
-                lines.append(f"{self.say.base(array)} = {array.name}")
+                lines.append(self.say.new(self.say.base(array), array.name))
             if array.size:
                 size = self.say.constant(
                     f"{array.name.removesuffix('_ptr').upper()}_SIZE", array.size
@@ -178,8 +166,9 @@ class _Writer:
                 lines.append(f"{array.name} += tl.cast(rank, tl.int64) * {size}")
         return lines
 
-    def _own_counters(self) -> list[str]:
-        return [f"own_counters = counters_ptr{' + rank * SLOTS' if self.scheme.folded else ''}"]
+    def _own_counters(self) -> str:
+        own = f" + rank * {self.say.slots}" if self.scheme.folded else ""
+        return self.say.new("own_counters", f"counters_ptr{own}")
 
     def _communicate(self) -> list[str]:
         """What the first programs of a rank do instead of computing."""
@@ -192,14 +181,14 @@ class _Writer:
         if transfers.channels > 1:
             ports = self.say.constant("CHANNELS", transfers.channels)
             inner += [
-                f"channel = program % {ports}",
-                f"share = program // {ports}",
-                f"shares = ({count} - channel + {ports} - 1) // {ports}",
+                self.say.new("channel", f"program % {ports}"),
+                self.say.new("share", f"program // {ports}"),
+                self.say.new("shares", f"({count} - channel + {ports} - 1) // {ports}"),
             ]
             channel, share, shares = "channel", "share", "shares"
         begins = self.say.constant("BEGINS", transfers.begins)
         first, last = (f"tl.load(table_ptr + {begins} + {channel}{x})" for x in ("", " + 1"))
-        inner.append(f"for transfer in range({first}, {last}):")
+        inner.append(self.say.each("transfer", f"range({first}, {last})"))
         inner += indented(self._operation(share, shares))
         return [*lines, *indented(inner)]
 
@@ -215,9 +204,10 @@ class _Writer:
             ends["src" if move.pull else "dst"] = self.say.far(
                 move.src if move.pull else move.dst, far
             )
+            starts = [self.say.entry("OPS", transfers.ops, "transfer", c) for c in (2, 3)]
             copy = [
-                f"src_ptr = {ends['src']} + {self.say.entry('OPS', transfers.ops, 'transfer', 2)}",
-                f"dst_ptr = {ends['dst']} + {self.say.entry('OPS', transfers.ops, 'transfer', 3)}",
+                self.say.new("src_ptr", f"{ends['src']} + {starts[0]}"),
+                self.say.new("dst_ptr", f"{ends['dst']} + {starts[1]}"),
             ]
             for b in move.blocks:
                 given = f"src_ptr + {b.src_at}, dst_ptr + {b.dst_at}, {share}, {shares}"
@@ -230,16 +220,15 @@ class _Writer:
 
     def _loop(self) -> list[str]:
         """The header of the loop over this program's tiles."""
-        loop, first = self.source.loop, "program"
+        loop, first, say = self.source.loop, "program", self.say
         lines = []
         if self.scheme.transfers:
-            lines = [
-                "first_position = tl.where(program < COMMUNICATING, TILES, program - COMMUNICATING)"
-            ]
-            first = "first_position"
-        bounds = f"{first}, TILES, WORKERS"
+            count = say.constant("COMMUNICATING", self.scheme.transfers.programs)
+            start = f"tl.where(program < {count}, {say.tiles}, program - {count})"
+            lines, first = [say.new("first_position", start)], "first_position"
+        bounds = f"{first}, {say.tiles}, {say.workers}"
         if loop is None:
-            return [*lines, f"for position in range({bounds}):"]
+            return [*lines, say.each("position", f"range({bounds})")]
         call = loop.iter
         assert isinstance(call, ast.Call)
         # Warps that only load would not wait: the wait is the computing ones'. A flat loop waits
@@ -248,7 +237,7 @@ class _Writer:
         left_out = {"warp_specialize", *(("flatten",) if self._tile_loops else ())}
         kept = [k for k in call.keywords if k.arg not in left_out]
         extra = "".join(f", {ast.unparse(keyword)}" for keyword in kept)
-        return [*lines, f"for position in {ast.unparse(call.func)}({bounds}{extra}):"]
+        return [*lines, say.each("position", f"{ast.unparse(call.func)}({bounds}{extra})")]
 
     @property
     def _tile_loops(self) -> bool:
@@ -271,7 +260,7 @@ class _Writer:
                 lines += self._find(read, "position")
         lines += self.say.wait("WAITS", self.scheme.waits, "position")
         for name in self._reset():
-            lines.append(f"{name}_here = {name}")
+            lines.append(self.say.new(f"{name}_here", name))
         return [*lines, *self._ahead()]
 
     def _ahead(self) -> list[str]:
@@ -286,8 +275,11 @@ class _Writer:
         found += [say.list_at(n, x, "following") for n, x in lists.items() if x is not None]
         if not found:
             return []
-        lines = ["following = tl.minimum(position + WORKERS, TILES - 1)"]
-        return [*lines, *(f"sync.ahead(table_ptr + {at})" for at in found)]
+        after = f"tl.minimum(position + {say.workers}, {say.tiles} - 1)"
+        return [
+            say.new("following", after),
+            *(f"sync.ahead(table_ptr + {at})" for at in found),
+        ]
 
     def _reset(self) -> list[str]:
         """Names that a tile changes and expects as they were before the first tile."""
@@ -365,7 +357,7 @@ class _Writer:
         count = self.say.constant("RUNS", runs.count)
         inner += self.say.wait("RUN_WAITS", runs.waits, f"position * {count} + run")
         first, last = (self.say.entry("RUN_BOUNDS", runs.bounds, "run", c) for c in (0, 1))
-        inner += [f"run_first = {first}", f"run_last = {last}"]
+        inner += [self.say.new("run_first", first), self.say.new("run_last", last)]
         lines, moved = [], dict(names)
         shifts: dict[str, str] = {}
         for read in self.scheme.reads:
@@ -376,7 +368,7 @@ class _Writer:
         steps = {step.name: step.amount for step in pointers.advances(loop)}
         carried = pointers.carried(loop, before, self.source.parameters)
         for name in sorted(carried & steps.keys()):
-            lines.append(f"{name}_start = {names.get(name, name)}")
+            lines.append(self.say.new(f"{name}_start", names.get(name, name)))
             shift = f" + {shifts.pop(name)}" if name in shifts else ""
             amount = f"run_first * ({steps[name]})"
             inner.append(f"{names.get(name, name)} = {name}_start + {amount}{shift}")
@@ -387,12 +379,12 @@ class _Writer:
                     f"the loop changes the address {name} by other than a constant amount, and "
                     f"its data lies in several places; compute it from {reduction.variable}",
                 )
-            inner.append(f"{name}_here = {name} + {shift}")
+            inner.append(self.say.new(f"{name}_here", f"{name} + {shift}"))
             moved[name] = f"{name}_here"
         header = self._run_header()
         body = indented(self.text.statements(loop.body, moved))
         inner += [header, *body]
-        return [*lines, f"for run in range({count}):", *indented(inner)]
+        return [*lines, self.say.each("run", f"range({count})"), *indented(inner)]
 
     def _run_header(self) -> str:
         reduction = self.source.reduction
@@ -403,7 +395,8 @@ class _Writer:
         if step != "1":
             bounds = f"run_first * ({step}), tl.minimum(run_last * ({step}), {end}), {step}"
         extra = "".join(f", {ast.unparse(keyword)}" for keyword in call.keywords)
-        name = "tl.range" if ast.unparse(call.func) == "tl.static_range" else ast.unparse(call.func)
+        static = self.source.calls.name(call) == "tl.static_range"
+        name = "tl.range" if static else ast.unparse(call.func)
         return f"for {reduction.variable} in {name}({bounds}{extra}):"
 
     def _shifts(
@@ -413,7 +406,7 @@ class _Writer:
         loop = self.source.reduction.loop if self.source.reduction else None
         assert loop is not None
         inside = used(loop.body)
-        known = pointers.addresses(before, read.pointer)
+        known = pointers.addresses(before, read.pointer, self.source.calls)
         own, here = read.pointer, f"{read.pointer}_here"
         if own in inside:
             moved[own] = here
@@ -434,22 +427,24 @@ class _Writer:
         # What the statements change is as it was for every place.
         changed = [] if write.single else sorted(self._carried_into(region))
         again = {name: f"{names.get(name, name)}_again" for name in changed}
-        fresh = [f"{again[name]} = {names.get(name, name)}" for name in changed]
+        fresh = [self.say.new(again[name], names.get(name, name)) for name in changed]
         given = names | again | {write.pointer: here}
         body = [*fresh, *self.text.statements(region.inside, given)]
         starts, _ = self.say.lists("STORES", write.where)
         row = f"tl.load(table_ptr + {starts} + position)"
         if write.single:
-            return [*lines, f"place = {row}", *self._store_place(here, "place"), *body]
+            lines.append(self.say.new("place", row))
+            return [*lines, *self._store_place(here, "place"), *body]
         last = f"tl.load(table_ptr + {starts} + position + 1)"
         inner = [*self._store_place(here, "place"), *body]
-        return [*lines, f"for place in range({row}, {last}):", *indented(inner)]
+        return [*lines, self.say.each("place", f"range({row}, {last})"), *indented(inner)]
 
     def _carried_into(self, region: Region) -> set[str]:
         """Names that a region assigns and that the tile has assigned before it.
 
         Triton forgets what a loop alone has assigned when the loop ends.
         """
+        is_loop = self.source.calls.is_loop
         lasting = [s for s in region.block[: region.start] if not is_loop(s)]
         before = assigned(lasting) | set(self.source.parameters)
         written = self.scheme.write.pointer if self.scheme.write else ""
@@ -468,13 +463,13 @@ class _Writer:
             return []
         assert region is not None
         written = addends.pointer
-        known = pointers.addresses(region.inside, written)
+        known = pointers.addresses(region.inside, written, self.source.calls)
         stores = [
             node
             for statement in region.inside
             for node in ast.walk(statement)
             if isinstance(node, ast.Call)
-            and ast.unparse(node.func) == "tl.store"
+            and self.source.calls.name(node) == "tl.store"
             and set(used([node.args[0]])) & known
         ]
         if len(stores) != 1:
@@ -499,7 +494,7 @@ class _Writer:
             f"tl.load(table_ptr + {starts} + position), "
             f"tl.load(table_ptr + {starts} + position + 1)"
         )
-        inner = [f"addend_ptr = {addends.array} + {shift}"]
+        inner = [self.say.new("addend_ptr", f"{addends.array} + {shift}")]
         inner += self.text.statements([s for s in slice_ if store not in ast.walk(s)], there)
         inner.append(f"{accumulator} += tl.load({given}).to({accumulator}.dtype)")
-        return [f"for addend in range({bounds}):", *indented(inner)]
+        return [self.say.each("addend", f"range({bounds})"), *indented(inner)]

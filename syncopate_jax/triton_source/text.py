@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,14 +45,13 @@ class Text:
         if before.strip() or (after.strip() and not after.strip().startswith("#")):
             return ast.unparse(renamed(statement, names)).splitlines()
         lines = [line.encode() for line in self.lines[first:last]]
-        for node in _names_backwards(statement, names):
-            at, line = node.lineno - 1 - first, lines[node.lineno - 1 - first]
-            lines[at] = (
-                line[: node.col_offset] + names[node.id].encode() + line[node.end_col_offset :]
-            )
-        text = [line.decode() for line in lines]
-        kept = [line for line in text if not _is_directive(line.strip())]
-        return textwrap.dedent("\n".join(kept)).splitlines()
+        for node, text in _exchanged(statement, names):
+            at, end = node.lineno - 1 - first, (node.end_lineno or node.lineno) - 1 - first
+            rest = lines[end][node.end_col_offset :]
+            lines[at : end + 1] = [lines[at][: node.col_offset] + text.encode() + rest]
+        kept = [line.decode() for line in lines if not _is_directive(line.decode().strip())]
+        # Lines that continue another, and comments, may be indented less than the statement.
+        return [line.removeprefix(before) for line in kept]
 
 
 def renamed[T: ast.AST](node: T, names: Mapping[str, str]) -> T:
@@ -70,10 +68,27 @@ def indented(lines: Iterable[str], depth: int = 1) -> list[str]:
     return [INDENT * depth + line if line.strip() else "" for line in lines]
 
 
-def _names_backwards(statement: ast.stmt, names: Mapping[str, str]) -> list[ast.Name]:
-    """Nodes to rename, last in the text first, so that places of the others stay true."""
-    nodes = [n for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id in names]
-    return sorted(nodes, key=lambda n: (n.lineno, n.col_offset), reverse=True)
+def _exchanged(statement: ast.stmt, names: Mapping[str, str]) -> list[tuple[ast.expr, str]]:
+    """Nodes to print otherwise, last in the text first, so that places of the others stay true.
+
+    Names to exchange; and strings of several lines, which would change where lines are indented.
+    """
+    found: list[tuple[ast.expr, str]] = []
+    todo: list[ast.AST] = [statement]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Name) and node.id in names:
+            found.append((node, names[node.id]))
+        elif isinstance(node, ast.Constant | ast.JoinedStr) and node.lineno != node.end_lineno:
+            found.append((node, ast.unparse(renamed(node, names))))
+        elif not _is_text(node):
+            todo += ast.iter_child_nodes(node)
+    return sorted(found, key=lambda one: (one[0].lineno, one[0].col_offset), reverse=True)
+
+
+def _is_text(node: ast.AST) -> bool:
+    """A docstring, which means nothing."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _is_directive(line: str) -> bool:

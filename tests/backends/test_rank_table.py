@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from syncopate_jax.backends.rank_table import MOST_AHEAD, TableMaker
+from syncopate_jax.backends.rank_table import MOST_AHEAD, TableMaker, as_int32
+from syncopate_jax.errors import UnsupportedError
 
 
 class Unread:
@@ -86,3 +87,12 @@ def test_long_lists_are_not_read_ahead() -> None:
     maker = TableMaker(1)
     lists = maker.shortened(maker.lists([[[[n] for n in range(MOST_AHEAD + 1)], []]], 1))
     assert lists.ahead(Unread(), 0) is None
+
+
+@pytest.mark.parametrize("entry", [2**31, -(2**31) - 1, 2**32 + 5])
+def test_entries_past_32_bits_are_refused(entry: int) -> None:
+    rows = np.array([[[0], [entry]]])
+    with pytest.raises(UnsupportedError, match=rf"entries are of 32 bits, and .* is {entry}: use"):
+        TableMaker(1).section(rows)
+    edge = np.array([2**31 - 1, -(2**31)])
+    assert as_int32(edge).dtype == np.int32 and as_int32(edge).tolist() == edge.tolist()

@@ -374,9 +374,8 @@ def test_tensors_keep_the_order_of_dimensions() -> None:
 def test_offsets_reach_as_far_as_32_bits() -> None:
     large = {"ROWS": 2**20, "BLOCK": 2**18, "DEPTH": 2**12}
     text = refusal(scaled(**large), gather_plan(2, x=(2**20, 3, 2**12)), {"x": "x"})
-    assert (
-        "x_ptr has (524288, 3, 4096) elements; a Triton kernel's offsets reach 2147483648" in text
-    )
+    wanted = "(1048576, 3, 4096); a Triton kernel's offsets reach 2147483648: use another target"
+    assert f"x has 12884901888 elements {wanted}" in text
 
 
 def exchange(ops: list[list[P2P]], starts: list[Box], goals: list[Box], shape: Any) -> Plan:
@@ -456,6 +455,13 @@ def test_ordered_kernels_check_their_order() -> None:
         InputError, match=r"chunks have shape \(5,\), the order's tiles need \(6,\)"
     ):
         OrderedTriton(kernel, order, np.zeros(5, np.int32), 2)
+
+
+def test_ordered_kernels_reach_all_of_their_operands() -> None:
+    kernel = scaled(ROWS=2**20, BLOCK=2**18, DEPTH=2**12)
+    order = np.zeros((12, 2), np.int32)
+    with pytest.raises(UnsupportedError, match=r"kernel scaled: x has 12884901888 elements \(1048"):
+        OrderedTriton(kernel, order, None, 2)
 
 
 def test_contractions_check_their_letters_and_tiles() -> None:

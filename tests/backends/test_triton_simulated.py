@@ -8,6 +8,7 @@ program has written is NaN.
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import runpy
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from syncopate_jax.kernel.triton_kernel import triton_kernel
 from syncopate_jax.options import Launch
 from syncopate_jax.registry import templates
 from syncopate_jax.runtime.folded import fold
+from syncopate_jax.triton_source import module
 from tests.ops.cases import BY_NAME, CASES, Case, error
 
 pytest.importorskip("triton")
@@ -343,6 +345,25 @@ def test_an_example_of_one_dimension_behind_a_gather() -> None:
     rows = [split(x, ranks, 0), repeated(y, ranks)]
     (out,) = run(kernel, plan, {"x": "x_ptr"}, "ldst_dedicated", rows)
     np.testing.assert_allclose(out, repeated(x + y, ranks), rtol=1e-6)
+
+
+def test_a_kernel_may_have_the_names_of_a_rewritten_ones_constants(tmp_path: Path) -> None:
+    """A value of the kernel's own, where the launch's is meant, would show."""
+    ranks, m, k, n = 2, 32, 24, 40
+    path = tmp_path / "renamed.py"
+    taken = ("TILES", "WORKERS", "COMMUNICATING", "SLOTS", "RANKS", "FOLDED", "PIECE", "READ_A")
+    text = inspect.getsource(foreign)
+    head = "    # Rows and columns past the edge"
+    assert text.count(head) == 1
+    path.write_text(text.replace(head, f"{''.join(f'    {x} = 77\n' for x in taken)}{head}"))
+    made = module.made(path, {})
+    strides = {"stride_am": k, "stride_ak": 1, "stride_bk": n, "stride_bn": 1}
+    arguments = strided(m, k, n, ACTIVATION="", stride_cm=n, stride_cn=1, **strides)
+    kernel = triton_kernel(made.tutorial_matmul, arguments, out_dtypes={"c_ptr": "float32"})
+    a, b = random(m, k), random(k, n, seed=1)
+    rows = [split(a, ranks, 0), repeated(b, ranks)]
+    (c,) = run(kernel, gather(ranks, 0, a=(m, k)), {"a": "a_ptr"}, "ldst_dedicated", rows)
+    np.testing.assert_allclose(c, repeated(a @ b, ranks), rtol=1e-4, atol=1e-4)
 
 
 PRODUCTS = {

@@ -192,7 +192,7 @@ FALSE = {
     "stale": (
         "total = 0.0",
         "total = 0.0 * pid",
-        "pid follows from the tile's identifier and is us",
+        "pid follows from the program's number, as the tile's",
     ),
     "reduced and mapped": (
         "reduce k=step",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,7 @@ from triton.compiler import ASTSource
 
 from syncopate_jax.backends.triton_call import Launched
 from syncopate_jax.backends.triton_ordered import OrderedTriton
-from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.errors import FormatError, UnsupportedError
 from syncopate_jax.ir.build import build_plan
 from syncopate_jax.ir.chunk import Box
 from syncopate_jax.ir.comm import P2P, ComputeDep
@@ -39,9 +42,10 @@ from syncopate_jax.triton_source.scheme import (
     Scheme,
     Spot,
 )
-from syncopate_jax.triton_source.text import fitted
+from syncopate_jax.triton_source.text import Text, fitted
 from tests.golden.compare import golden
 from tests.kernel.test_directives import KERNEL, PERSISTENT
+from tests.triton_source import foreign
 from tests.triton_source.works import WORKS, M, N, fused, gather, parameters, part, persistent
 
 
@@ -174,6 +178,64 @@ def test_what_the_copy_unit_stored_is_there_before_a_signal() -> None:
     assert lines[lines.index("sync.signal_all(") - 1] == "sync.stored()"
 
 
+@pytest.mark.parametrize(
+    ("line", "fenced", "stored"),
+    [
+        ("total += language.load(x_ptr)", False, False),
+        ("blocks = language.make_tensor_descriptor(x_ptr, [1], [1], [1])", True, False),
+        ("total += given.load([0])", True, False),
+        ("put(total, 3)", False, True),
+    ],
+)
+def test_the_copy_unit_is_seen_under_other_names_and_in_helpers(
+    line: str, fenced: bool, stored: bool
+) -> None:
+    text = KERNEL.lstrip("\n").replace("    total = 0.0\n", f"    total = 0.0\n    {line}\n")
+    known = {"language": triton.language, "put": put, "tl": triton.language}
+    source = directives_tree.read_source(text, "k.py", 7, known)
+    lists = Lists(0, Columns(4, (1, 1)))
+    found = rewrite.rewrite(source, replace(SCHEME, waits=lists, signals=lists))
+    assert f"FENCED={fenced})" in found and ("sync.stored()" in found) == stored
+
+
+def put(blocks: Any, value: Any) -> None:
+    """A helper, as a kernel calls one."""
+    blocks.store([0], value)
+
+
+def test_a_loop_of_another_name_keeps_it() -> None:
+    text = PERSISTENT.lstrip("\n").replace("tl.", "language.")
+    known = {"language": triton.language}
+    source = directives_tree.read_source(text, "k.py", 7, known)
+    found = rewrite.rewrite(source, replace(SCHEME, order=Columns(0, (1,))))
+    assert "for position in language.range(program, TILES, WORKERS, num_stages=2):" in found
+
+
+def test_a_static_loop_over_steps_becomes_one_that_is_not() -> None:
+    text = KERNEL.lstrip("\n").replace("range(tl.cdiv", "steps(tl.cdiv")
+    source = directives_tree.read_source(text, "k.py", 7, {"steps": triton.language.static_range})
+    assert "for step in tl.range(run_first, tl.minimum(" in rewrite.rewrite(source, BY_RUN)
+
+
+def test_a_counter_of_tiles_beside_the_loops_is_refused() -> None:
+    """As one way of writing the tutorial has it, which stores by a counter of its own."""
+    function = directives_tree.plain_function(foreign.tutorial_persistent_matmul)
+    text, head = inspect.getsource(function), "    # syncopate: tiles persistent\n"
+    store = "        # syncopate: epilogue accumulator\n"
+    assert head in text and store in text
+    text = text.replace(head, f"    tile_id_c = start_pid - NUM_SMS\n{head}").replace(
+        store,
+        "        tile_id_c += NUM_SMS\n"
+        "        pid_m, pid_n = _compute_pid(tile_id_c, num_pid_in_group, num_pid_m, 8)\n"
+        f"{store}",
+    )
+    line = text[: text.index("tile_id_c += ")].count("\n") + 1
+    with pytest.raises(
+        FormatError, match=rf"^k.py:{line}: tile_id_c follows from the program's nu"
+    ):
+        directives_tree.read_source(text, "k.py", 1, function.__globals__)
+
+
 PIPELINED = {
     "pointers": MatmulConfig(flat=False, num_stages=4),
     "pointers, flat": MatmulConfig(),
@@ -260,11 +322,6 @@ def in_order(ordered: OrderedTriton) -> tuple[Scheme, tuple[str, ...], tuple[str
     return ordered.table_and_scheme()[1], inputs, ("y_ptr",)
 
 
-def test_a_name_that_is_taken_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"k.py:7: the name rank is one that the rewritten"):
-        rewritten(KERNEL.replace("total", "rank"))
-
-
 BY_RUN = replace(
     SCHEME,
     reads=(Read("x_ptr", (Spot("x_ptr"), Spot("x_ptr")), Columns(3, (1, 0, 1)), True, False),),
@@ -325,6 +382,36 @@ def test_statements_on_one_line_are_rewritten_too() -> None:
     )
 
 
+LESS_INDENTED = {
+    "a comment": ("        total +=", "# why\n        total +="),
+    "a line that goes on": ("tl.load(x_ptr + row + column + step)", "tl.load(x_ptr\n + row)"),
+    "a line that ends in a backslash": ("total += tl.load(", "total += \\\n  tl.load("),
+    "a docstring": ('with one of each directive."""', 'with\n\n  one of each."""'),
+    "a string": ("    total = 0.0\n", '    total = """\n  a\n        b"""\n'),
+    "a text with a value": ("    total = 0.0\n", '    total = f"""\n {row}"""\n'),
+}
+
+
+@pytest.mark.parametrize("case", LESS_INDENTED.values(), ids=LESS_INDENTED.keys())
+def test_lines_indented_less_than_their_statement_are_moved_with_it(case: tuple[str, str]) -> None:
+    """Their meaning stays the same: of strings too, whose lines are not moved."""
+    assert case[0] in KERNEL
+    text = KERNEL.replace(*case)
+    (function,) = ast.parse(text).body
+    kept = [s for s in assignments([function]) if "pid" not in s and "blocks" not in s]
+    found = assignments([ast.parse(rewritten(text))])
+    assert kept and set(kept) <= set(found)
+
+
+def test_what_does_not_parse_is_refused_before_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Text, "statements", lambda *_: ["total = = 1"])
+    message = (
+        r"k.py:7: kernel scaled: what is made of it does not parse, .* at 'total = = 1'; write"
+    )
+    with pytest.raises(UnsupportedError, match=message):
+        rewritten(KERNEL)
+
+
 def test_long_lines_are_split_at_their_call() -> None:
     line = "    total = combine(" + ", ".join(f"argument_{i}" for i in range(9)) + ") + 1"
     found = fitted(line)
@@ -336,25 +423,50 @@ def test_long_lines_are_split_at_their_call() -> None:
 # --- modules -----------------------------------------------------------------------------------
 
 
-def test_texts_are_kept_by_content(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(module.FOLDER, str(tmp_path))
+@pytest.fixture
+def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(module.FOLDER, str(tmp_path / "new"))
+    return tmp_path / "new"
+
+
+def test_texts_are_kept_by_content(dump: Path) -> None:
     first, again = module.save("k", "A = 1\n"), module.save("k", "A = 1\n")
     other = module.save("k", "A = 2\n")
-    assert first == again != other and sorted(tmp_path.iterdir()) == sorted([first, other])
+    assert first == again != other and sorted(dump.iterdir()) == sorted([first, other])
     assert module.load(other, {"B": 3, "__name__": "hidden"}).A == 2
     assert module.load(first, {"A": 5, "B": 3}).A == 1
 
 
-def test_threads_may_keep_one_text_at_once(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(module.FOLDER, str(tmp_path / "new"))
+def test_a_text_is_loaded_once_for_the_same_names(dump: Path) -> None:
+    """As Triton's caches are its functions' own; what the text does not name is all the same."""
+    path, helper = module.save("k", "def k(): return helper()\n"), lambda: 1
+    first = module.load(path, {"helper": helper, "other": 1})
+    count = len(sys.modules)
+    assert module.load(path, {"helper": helper, "other": 2}) is first and first.k() == 1
+    assert len(sys.modules) == count
+    assert module.load(path, {"helper": lambda: 2}).k() == 2 and first.k() == 1
+    assert module.load(path, {"helper": helper}) is first
+    assert module.made(path, {"helper": helper}) is not first
+
+
+def test_threads_may_keep_one_text_at_once(dump: Path) -> None:
     text = "A = 1\n" * 1000
     with ThreadPoolExecutor(8) as pool:
         paths = set(pool.map(lambda _: module.save("k", text), range(64)))
     assert [path.read_text() for path in paths] == [text]
-    assert set((tmp_path / "new").iterdir()) == paths
+    assert set(dump.iterdir()) == paths
 
 
-def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_cache_that_cannot_be_written_is_named(dump: Path) -> None:
+    dump.write_text("a file, and no folder")
+    message = (
+        r"kernel k, rewritten, cannot be kept in a file.*new.*; set SYNCOPATE_TRITON_DUMP to a"
+    )
+    with pytest.raises(UnsupportedError, match=message):
+        module.save("k", "A = 1\n")
+
+
+def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(module.FOLDER, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert module.folder() == tmp_path / "syncopate_jax" / "triton"
