@@ -12,6 +12,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.kernel.accumulation import accumulates
 from syncopate_jax.kernel.blocks import block_indices, kept_sizes
 from syncopate_jax.kernel.carried_state import ADDEND, check_state
@@ -127,23 +128,33 @@ def _check(
         results=[role in kernel.results for role in roles],
         addend=bool(addend),
     )
+    reordered = reordered_axes(kernel, orders)
+    program, doubt = _asking_visits(kernel, jaxpr, roles, reordered)
+    if doubt is None and _is_sum(kernel, jaxpr, roles, reordered or kernel.reduction_axes):
+        return
     if kernel.scratch_shapes:
         check_scratch(kernel, Body(jaxpr, constants, roles, None))
-    reordered = reordered_axes(kernel, orders)
-    if not reordered:
-        return
-    program, doubt = _asking_visits(kernel, jaxpr, roles, reordered)
-    walking = _walking(kernel, reordered)
-    if doubt is None and accumulates(
+    if reordered:
+        check_orders(kernel, Body(program, constants, roles, doubt), orders)
+
+
+def _is_sum(
+    kernel: PallasKernel, jaxpr: Any, roles: Sequence[str | None], axes: Sequence[int]
+) -> bool:
+    """Whether tiles are seen to be started at their first step, and to be sums along ``axes``."""
+    try:
+        program, doubt = _asking_visits(kernel, jaxpr, roles, axes)
+    except UnsupportedError:  # of an order that is not walked
+        return False
+    walking = _walking(kernel, axes)
+    return doubt is None and accumulates(
         program,
         kernel.grid,
         kernel.reduction_axes,
-        reordered,
+        axes,
         blocks=[role in walking for role in roles],
         state=[role == "" or role in kernel.results for role in roles],
-    ):
-        return
-    check_orders(kernel, Body(program, constants, roles, doubt), orders)
+    )
 
 
 def _trace(
