@@ -11,7 +11,7 @@ import functools
 from collections.abc import Mapping
 
 from syncopate_jax.backends import triton_backends
-from syncopate_jax.backends.buffers import require_bound, require_reached
+from syncopate_jax.backends.buffers import require_bound, require_filled, require_reached
 from syncopate_jax.backends.interface import Backend, Work
 from syncopate_jax.check.verify import check
 from syncopate_jax.check.verify_schedule import check_schedule
@@ -90,6 +90,7 @@ def compile(
     _check_results(plan, axis_map, kernel)
     require_bound(plan, axis_map)
     require_reached(plan, axis_map, kernel.results)
+    require_filled(plan, axis_map, kernel.results)
     launch = on_device(launch, target, plan.num_ranks)
 
     @functools.cache

@@ -20,8 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from syncopate_jax.check.ends import first_gap
 from syncopate_jax.errors import InputError
-from syncopate_jax.ir.plan import Plan
+from syncopate_jax.ir.chunk import Box
+from syncopate_jax.ir.plan import Plan, Tensor
 from syncopate_jax.kernel.axis_map import AxisMap, Binding
 from syncopate_jax.kernel.frame import corners, frame_box
 
@@ -159,6 +161,54 @@ def require_reached(plan: Plan, axis_map: AxisMap, results: Iterable[str]) -> No
                 f"{source}, which the axis map binds to {bound.get(source, 'nothing')!r}: no tile "
                 f"would read it there and no result have it; {_in_place(source)}"
             )
+
+
+def require_filled(plan: Plan, axis_map: AxisMap, results: Iterable[str]) -> None:
+    """Raises InputError if what tiles or the caller get as one array has a gap on some rank.
+
+    An array reaches around all that a rank ends with (or starts with, or produces), so the boxes of
+    that must fill it.
+    """
+    bound, made = {b.tensor: b.operand for b in axis_map.bindings}, set(results)
+    for tensor in plan.tensors:
+        name, operand = tensor.name, bound.get(tensor.name)
+        mine = [r for r in plan.initial if r.tensor == name]
+        goals = [(g.rank, g.box) for g in plan.goals if g.tensor == name]
+        if operand is not None and operand not in made:
+            frame = frame_box(plan, name, write=False)
+            held = [*((r.rank, r.box) for r in mine), *goals]
+            _require_no_gap(plan, tensor, held, frame, "has", f"tiles read as operand {operand!r}")
+            continue
+        if operand is not None:
+            frame = frame_box(plan, name, write=True)
+            tiles = [(r.rank, r.box) for r in mine if r.produced]
+            _require_no_gap(plan, tensor, tiles, frame, "produces", f"is result {operand!r}")
+        frame = corners(plan, name, goals)
+        _require_no_gap(plan, tensor, goals, frame, "ends with", "the operator returns")
+
+
+def _require_no_gap(
+    plan: Plan,
+    tensor: Tensor,
+    boxes: Iterable[tuple[int, Box]],
+    frame: tuple[np.ndarray, np.ndarray],
+    verb: str,
+    use: str,
+) -> None:
+    gap = first_gap(tensor.shape, boxes, *frame)
+    if gap is None:
+        return
+    rank, box = gap
+    whole = Box(*(tuple(side[rank].tolist()) for side in frame))
+    raise InputError(
+        f"plan {plan.name}: rank {rank} {verb} no {tensor.name}{box}, a gap in the "
+        f"{tensor.name}{whole} that {use} there; "
+        + (
+            "let its tiles produce that too"
+            if verb == "produces"
+            else "add the goal that is missing, and the operations that meet it"
+        )
+    )
 
 
 def _in_place(tensor: str) -> str:

@@ -23,7 +23,7 @@ from syncopate_jax.importers.dot_formula import MAX_NDIM, dot_formula
 from syncopate_jax.importers.hlo_ops import HloOp
 from syncopate_jax.importers.json_fields import Field, read_json
 from syncopate_jax.importers.program import ImportedCollective, ImportedProgram, Reader, from_moves
-from syncopate_jax.importers.replica_groups import MAX_RANKS, NamedMesh, make_mesh
+from syncopate_jax.importers.replica_groups import MAX_PROGRAM_RANKS, NamedMesh, make_mesh
 from syncopate_jax.importers.resharding import reshard, with_shapes
 from syncopate_jax.importers.shardings import Derived, derive
 from syncopate_jax.ir.plan import ITEM_SIZES
@@ -70,9 +70,9 @@ class _Plan:
     @classmethod
     def of(cls, root: Field) -> _Plan:
         fields = root.fields(HEAD, REST)
-        shape = fields["logical_mesh_shape"].integers(1, MAX_RANKS)
-        if not 1 <= len(shape) <= MAX_NDIM or math.prod(shape) > MAX_RANKS:
-            fields["logical_mesh_shape"].fail(f"1 to {MAX_RANKS} devices in all")
+        shape = fields["logical_mesh_shape"].integers(1, MAX_PROGRAM_RANKS)
+        if not 1 <= len(shape) <= MAX_NDIM or math.prod(shape) > MAX_PROGRAM_RANKS:
+            fields["logical_mesh_shape"].fail(f"1 to {MAX_PROGRAM_RANKS} devices in all")
         ids = None
         if "id_mesh" in fields:
             ids = _flat(fields["id_mesh"], shape)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from syncopate_jax.errors import FormatError, InputError
 from syncopate_jax.importers.json_fields import Field, read_json
 from syncopate_jax.importers.program import ImportedCollective, ImportedProgram, Reader
-from syncopate_jax.importers.replica_groups import MAX_RANKS
+from syncopate_jax.importers.replica_groups import MAX_PROGRAM_RANKS
 from syncopate_jax.importers.resharding import Move
 from syncopate_jax.importers.shardings import Derived
 from syncopate_jax.registry import importers
@@ -79,8 +79,8 @@ class _Layer:
                 raise FormatError(f"{args.path}: has no {key!r}; needs {', '.join(NEEDED)}")
         sizes = {key: found[key].integer(1) for key in NEEDED}
         ranks, hidden = sizes["tensor_model_parallel_size"], sizes["hidden_size"]
-        if ranks > MAX_RANKS:
-            found["tensor_model_parallel_size"].fail(f"at most {MAX_RANKS} ranks")
+        if ranks > MAX_PROGRAM_RANKS:
+            found["tensor_model_parallel_size"].fail(f"at most {MAX_PROGRAM_RANKS} ranks")
         inner = found.get("ffn_hidden_size")
         inner_size = 4 * hidden if inner is None or inner.value is None else inner.integer(1)
         for key, size in (

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from syncopate_jax.importers.hlo_ops import DTYPES, ArrayType, HloGraph, HloOp
-from syncopate_jax.importers.replica_groups import MAX_RANKS, read_groups
+from syncopate_jax.importers.replica_groups import MAX_PROGRAM_RANKS, read_groups
 from syncopate_jax.importers.scanner import Cursor, Language
 
 LANGUAGE = Language(
@@ -73,9 +73,9 @@ class _Parser:
                 else:
                     self._value()
         if min(counts.values()) < 1 or counts["replica_count"] * counts["num_partitions"] > (
-            MAX_RANKS
+            MAX_PROGRAM_RANKS
         ):
-            at.fail(f"1 to {MAX_RANKS} replicas times partitions in the module's line")
+            at.fail(f"1 to {MAX_PROGRAM_RANKS} replicas times partitions in the module's line")
         while at.has(*TABLES):
             self._table()
         entry = ""

@@ -17,7 +17,13 @@ from syncopate_jax.importers.exchange import MAX_LISTED
 from syncopate_jax.importers.json_fields import Field, read_json
 from syncopate_jax.importers.mercury_nest import Buffer, LoopAxis, Nest, Point
 from syncopate_jax.importers.program import ImportedCollective, ImportedProgram, Reader
-from syncopate_jax.importers.replica_groups import MAX_RANKS, AxisRef, Groups, NamedMesh, make_mesh
+from syncopate_jax.importers.replica_groups import (
+    MAX_PROGRAM_RANKS,
+    AxisRef,
+    Groups,
+    NamedMesh,
+    make_mesh,
+)
 from syncopate_jax.ir.plan import ITEM_SIZES
 from syncopate_jax.registry import importers
 
@@ -179,10 +185,10 @@ def _from_json(text: str) -> Nest:
         ("name", "mesh", "axes", "buffers", "loops", "communication")
     )
     mesh = fields["mesh"].fields(("shape",), ("devices",))
-    shape = mesh["shape"].integers(1, MAX_RANKS)
-    if not shape or math.prod(shape) > MAX_RANKS:
-        mesh["shape"].fail(f"1 to {MAX_RANKS} devices in all")
-    devices = mesh["devices"].integers(0, MAX_RANKS) if "devices" in mesh else None
+    shape = mesh["shape"].integers(1, MAX_PROGRAM_RANKS)
+    if not shape or math.prod(shape) > MAX_PROGRAM_RANKS:
+        mesh["shape"].fail(f"1 to {MAX_PROGRAM_RANKS} devices in all")
+    devices = mesh["devices"].integers(0, MAX_PROGRAM_RANKS) if "devices" in mesh else None
     count = math.prod(shape)
     if devices is not None and sorted(devices) != list(range(count)):
         mesh["devices"].fail(f"the {count} device numbers from 0 on, each once")

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from syncopate_jax.errors import FormatError
 from syncopate_jax.importers.mercury_nest import Buffer, LoopAxis, Nest, Point
 from syncopate_jax.importers.mercury_values import Call, read_value
-from syncopate_jax.importers.replica_groups import MAX_RANKS
+from syncopate_jax.importers.replica_groups import MAX_PROGRAM_RANKS
 from syncopate_jax.importers.scanner import Cursor, Language
 from syncopate_jax.ir.plan import ITEM_SIZES
 
@@ -209,7 +209,7 @@ class _Parser:
         if not isinstance(devices, list) or not all(type(n) is int for n in flat):
             self.fail("needs DeviceMesh(devices=[…], shape=(…))")
         count = math.prod(shape) if min(shape, default=0) > 0 else 0
-        if not 0 < count <= MAX_RANKS or sorted(devices) != list(range(count)):
+        if not 0 < count <= MAX_PROGRAM_RANKS or sorted(devices) != list(range(count)):
             self.fail(f"mesh {shape} needs the devices from 0 on, each once")
         self.meshes.add((shape, tuple(devices)))
         if len(self.meshes) > 1:

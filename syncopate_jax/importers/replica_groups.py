@@ -16,7 +16,7 @@ import numpy as np
 from syncopate_jax.importers.scanner import Cursor
 
 Groups = tuple[tuple[int, ...], ...]
-MAX_RANKS = 2**16  # of an imported program; keeps a damaged file from filling memory
+MAX_PROGRAM_RANKS = 2**16  # of what is imported; keeps a damaged file from filling memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,10 @@ def _ends(ref: AxisRef, extent: int) -> tuple[int, int]:
 def make_mesh(axes: Sequence[tuple[str, int]], devices: Sequence[int] | None = None) -> NamedMesh:
     """A mesh, over the devices in order if None; raises ValueError when they do not fit."""
     count = math.prod(size for _, size in axes)
-    if not all(size > 0 for _, size in axes) or count > MAX_RANKS:
-        raise ValueError(f"mesh axes {list(axes)} need extents above 0, at most {MAX_RANKS} in all")
+    if not all(size > 0 for _, size in axes) or count > MAX_PROGRAM_RANKS:
+        raise ValueError(
+            f"mesh axes {list(axes)} need extents above 0, at most {MAX_PROGRAM_RANKS} in all"
+        )
     if len({name for name, _ in axes}) != len(axes):
         raise ValueError(f"mesh axes {list(axes)} have a name twice")
     found = tuple(range(count)) if devices is None else tuple(devices)
@@ -120,8 +122,10 @@ def read_iota(cursor: Cursor) -> tuple[int, ...]:
         order = cursor.integers("(", ")")
     if sorted(order) != list(range(len(source))):
         cursor.fail_at(at, f"T{order} is no order of {len(source)} dimensions")
-    if min(source, default=0) < 1 or math.prod(source) > MAX_RANKS:
-        cursor.fail_at(at, f"{list(source)} needs extents above 0, at most {MAX_RANKS} in all")
+    if min(source, default=0) < 1 or math.prod(source) > MAX_PROGRAM_RANKS:
+        cursor.fail_at(
+            at, f"{list(source)} needs extents above 0, at most {MAX_PROGRAM_RANKS} in all"
+        )
     table = np.arange(math.prod(source)).reshape(source).transpose(order)
     return tuple(table.ravel().tolist())
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from syncopate_jax.importers.hlo_ops import DTYPES, ArrayType
 from syncopate_jax.importers.replica_groups import (
-    MAX_RANKS,
+    MAX_PROGRAM_RANKS,
     AxisRef,
     Groups,
     NamedMesh,
@@ -90,8 +90,8 @@ def dense_groups(text: str) -> Groups:
     if found is None:
         raise ValueError(f"{text[:60]!r} is no dense table of two dimensions")
     body, rows, columns = found[1] or "", int(found[2]), int(found[3])
-    if rows * columns > 2 * MAX_RANKS:
-        raise ValueError(f"{rows}x{columns} numbers are more than {MAX_RANKS} ranks need")
+    if rows * columns > 2 * MAX_PROGRAM_RANKS:
+        raise ValueError(f"{rows}x{columns} numbers are more than {MAX_PROGRAM_RANKS} ranks need")
     if body.startswith('"0x'):
         data = bytes.fromhex(body[3:-1]) if len(body) % 2 == 0 else b""
         if len(data) not in (8, 8 * rows * columns):

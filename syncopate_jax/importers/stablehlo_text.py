@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from syncopate_jax.importers import stablehlo_attributes as attributes
 from syncopate_jax.importers.hlo_ops import ArrayType, HloGraph, HloOp
-from syncopate_jax.importers.replica_groups import MAX_RANKS, Groups, NamedMesh
+from syncopate_jax.importers.replica_groups import MAX_PROGRAM_RANKS, Groups, NamedMesh
 from syncopate_jax.importers.scanner import Cursor, Language
 
 LANGUAGE = Language(
@@ -134,8 +134,8 @@ class _Parser:
         for key in self.counts:
             if found := re.search(rf"{re.escape(key)} = (\d{{1,9}})\b", text):
                 self.counts[key] = int(found[1])
-        if not 1 <= math.prod(self.counts.values()) <= MAX_RANKS:
-            self.at.fail_at(start, f"needs 1 to {MAX_RANKS} replicas times partitions")
+        if not 1 <= math.prod(self.counts.values()) <= MAX_PROGRAM_RANKS:
+            self.at.fail_at(start, f"needs 1 to {MAX_PROGRAM_RANKS} replicas times partitions")
 
     def _region(
         self, computation: str, inner: list[_Op], scope: dict[str, tuple[str, str]]

@@ -16,8 +16,8 @@ import numpy as np
 
 from syncopate_jax.errors import InputError
 
-MAX_RANKS = 16_384
-"""Plans list every operation; beyond this many ranks they fit no machine's memory."""
+MAX_TEMPLATE_RANKS = 16_384
+"""Of the plans that templates make: all operations of more ranks fit no machine's memory."""
 
 
 def checked[**P, R](template: Callable[P, R]) -> Callable[P, R]:
@@ -60,8 +60,8 @@ def _check(where: str, name: str, annotation: str, value: Any) -> None:
     if not fits(value):
         tail = ", or None" if kind != annotation else ""
         raise InputError(f"{where}: {name} must be {needed}{tail}, found {value!r}")
-    if name == "num_ranks" and operator.index(value) > MAX_RANKS:
-        raise InputError(f"{where}: num_ranks must be at most {MAX_RANKS}, found {value}")
+    if name == "num_ranks" and operator.index(value) > MAX_TEMPLATE_RANKS:
+        raise InputError(f"{where}: num_ranks must be at most {MAX_TEMPLATE_RANKS}, found {value}")
 
 
 def _is_integer(value: Any) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir import comm
+from syncopate_jax.ir.arguments import MAX_EXTENT
 from syncopate_jax.ir.chunk import Chunk
 from syncopate_jax.ir.columns import Columns
 from syncopate_jax.ir.comm import P2P, Dependency, OpDep, Operation
@@ -35,7 +36,8 @@ def build_plan(
     of the widest tensor if None.
 
     Raises InputError when an operation names a tensor the plan lacks, has a box of other rank
-    than its tensor, or sits in another rank's list, or when ``ndim`` is too small for a tensor.
+    than its tensor or a number beyond 32 bits, or sits in another rank's list, or when ``ndim`` is
+    too small for a tensor.
     Everything else is ``check.verify``'s to find.
     """
     if len(ops) != num_ranks:
@@ -108,11 +110,13 @@ class _Builder:
             put(f"{side}_lo", lo)
             put(f"{side}_hi", hi)
         if isinstance(op, P2P):
+            _check_fits(where, "it", (op.src_rank, op.dst_rank))
             put("kind", 0)
             put("src_rank", op.src_rank)
             put("dst_rank", op.dst_rank)
             extra = (-1, -1, -1)
         else:
+            _check_fits(where, "it", (op.split_axis, op.concat_axis))
             put("kind", _position(comm.KINDS, op.kind, where, "kind"))
             put("src_rank", op.rank)
             put("dst_rank", op.rank)
@@ -128,9 +132,11 @@ class _Builder:
 
     def _add_dep(self, dep: Dependency, where: str) -> None:
         if isinstance(dep, OpDep):
+            _check_fits(where, dep, (dep.rank, dep.index))
             self._put("dep_rank", dep.rank)
             self._put("dep_index", dep.index)
             return
+        _check_fits(where, dep, (dep.rank,))
         tensor, lo, hi = self._chunk(dep.chunk, where)
         for key, value in (("rank", dep.rank), ("tensor", tensor), ("lo", lo), ("hi", hi)):
             self._put(f"cdep_{key}", value)
@@ -147,7 +153,18 @@ class _Builder:
                 f"{where}: {chunk} has {chunk.box.ndim} dimensions, "
                 f"tensor {chunk.tensor} has {len(self.tensors[tensor].shape)}"
             )
+        _check_fits(where, chunk, chunk.box.hi)
         return tensor, *pad_box(chunk.box, self.ndim)
+
+
+def _check_fits(where: str, what: object, numbers: Iterable[int]) -> None:
+    """Raises InputError unless the columns can hold all ``numbers``."""
+    for number in numbers:
+        if not -MAX_EXTENT <= number <= MAX_EXTENT:
+            raise InputError(
+                f"{where}: {what} has the number {number}, which is not in "
+                f"{-MAX_EXTENT}..{MAX_EXTENT}"
+            )
 
 
 def _position(known: tuple[str, ...], name: str, where: str, what: str) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from syncopate_jax.errors import InputError
+from syncopate_jax.ir.arguments import MAX_EXTENT
 
 Array = np.ndarray
 
@@ -61,7 +62,7 @@ class Columns:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            column = np.ascontiguousarray(getattr(self, field.name), dtype=np.int32)
+            column = np.ascontiguousarray(_narrow(field.name, getattr(self, field.name)))
             column.setflags(write=False)
             object.__setattr__(self, field.name, column)
         self._check_lengths()
@@ -135,7 +136,7 @@ def make_columns(n: int, ndim: int, **given: Array | int) -> Columns:
     """Columns with defaults for what is not given: P2P, no reduction, no dependencies.
 
     Scalars are broadcast. ``rank`` defaults to ``src_rank`` (a push). Raises InputError unless rows
-    are sorted by rank.
+    are sorted by rank and numbers fit into 32 bits.
     """
     zeros = np.zeros(n, np.int32)
     columns: dict[str, Array] = {
@@ -154,8 +155,22 @@ def make_columns(n: int, ndim: int, **given: Array | int) -> Columns:
     columns |= dict.fromkeys(("dep_rank", "dep_index", "cdep_rank", "cdep_tensor"), zeros[:0])
     columns |= dict.fromkeys(("cdep_lo", "cdep_hi"), np.zeros((0, ndim), np.int32))
     for name, value in given.items():
-        columns[name] = np.full(n, value, np.int32) if np.isscalar(value) else np.asarray(value)
+        columns[name] = np.full(n, value) if np.isscalar(value) else np.asarray(value)
     columns.setdefault("rank", columns["src_rank"])
     if np.any(np.diff(columns["rank"]) < 0):
         raise InputError("columns: rows must be sorted by rank")
     return Columns(**columns)
+
+
+def _narrow(name: str, given: Array) -> Array:
+    """``given`` in 32 bits; raises InputError where a number does not fit into them."""
+    wide = np.asarray(given)
+    if wide.dtype != np.int32 and wide.size:
+        astray = np.argwhere((wide < -MAX_EXTENT) | (wide > MAX_EXTENT))
+        if len(astray):
+            at = tuple(astray[0].tolist())
+            raise InputError(
+                f"columns: {name}{list(at)} is {wide[at]}, which is not in "
+                f"{-MAX_EXTENT}..{MAX_EXTENT}"
+            )
+    return wide.astype(np.int32)

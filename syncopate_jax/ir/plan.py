@@ -40,7 +40,7 @@ ITEM_SIZES = {
 
 # As NumPy has; and more than any device holds: bytes of many transfers add up in 64 bits.
 MAX_NDIM, MAX_ELEMENTS = 64, 2**40
-MAX_RANKS = 2**20  # more than any system has; keeps a damaged file from filling memory
+MAX_PLAN_RANKS = 2**20  # of a plan in a file: more than any system has, little enough for memory
 
 
 def shape_fault(shape: tuple[int, ...]) -> str:

@@ -31,7 +31,7 @@ from syncopate_jax.ir import comm
 from syncopate_jax.ir import text as text_form
 from syncopate_jax.ir.chunk import Box
 from syncopate_jax.ir.columns import Array, Columns
-from syncopate_jax.ir.plan import MAX_NDIM, MAX_RANKS, Goal, Plan, Region, Tensor
+from syncopate_jax.ir.plan import MAX_NDIM, MAX_PLAN_RANKS, Goal, Plan, Region, Tensor
 
 FORMAT = "syncopate-plan"
 VERSION = 1
@@ -142,7 +142,7 @@ def _read_plan(tree: Any) -> Plan:
         _fail("format", _short(head["format"]), repr(FORMAT))
     if type(head["version"]) is not int or head["version"] != VERSION:
         _fail("version", _short(head["version"]), f"{VERSION}, the only one this release reads")
-    num_ranks = _integer(head["num_ranks"], "num_ranks", 1, MAX_RANKS)
+    num_ranks = _integer(head["num_ranks"], "num_ranks", 1, MAX_PLAN_RANKS)
     ndim = _integer(head["ndim"], "ndim", 0, MAX_NDIM)
     return Plan(
         name=_string(head["name"], "name"),
@@ -190,7 +190,7 @@ def _read_place(item: dict[str, Any], where: str) -> tuple[int, str, Box]:
         box = Box(lo, hi)
     except InputError as error:
         raise FormatError(f"plan file: {where}: {error}") from error
-    rank = _integer(item["rank"], f"{where}.rank", 0, MAX_RANKS)
+    rank = _integer(item["rank"], f"{where}.rank", 0, MAX_PLAN_RANKS)
     return rank, _string(item["tensor"], f"{where}.tensor"), box
 
 

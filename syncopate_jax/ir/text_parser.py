@@ -12,7 +12,7 @@ from syncopate_jax.ir import comm
 from syncopate_jax.ir.build import build_plan
 from syncopate_jax.ir.chunk import Box, Chunk
 from syncopate_jax.ir.comm import P2P, Collective, ComputeDep, Dependency, OpDep, Operation
-from syncopate_jax.ir.plan import MAX_NDIM, MAX_RANKS, Goal, Plan, Region, Tensor
+from syncopate_jax.ir.plan import MAX_NDIM, MAX_PLAN_RANKS, Goal, Plan, Region, Tensor
 
 _TOKEN = re.compile(r'\s*(#.*|"(?:[^"\\]|\\.)*"|compute\([^()]*\)|\S+)')
 _NUMBER = re.compile(r"\d{1,10}", re.ASCII)
@@ -111,8 +111,8 @@ class Parser:
         self.name = self._word("the plan's name")
         self._expect("ranks")
         ranks = self._integer("a number of ranks")
-        if not 1 <= ranks <= MAX_RANKS:
-            self._fail(f"{ranks} ranks", f"1 to {MAX_RANKS}")
+        if not 1 <= ranks <= MAX_PLAN_RANKS:
+            self._fail(f"{ranks} ranks", f"1 to {MAX_PLAN_RANKS}")
         if self._next_is("dims"):
             self.dims = self._integer("a number of dimensions")
             if self.dims > MAX_NDIM:
@@ -268,8 +268,8 @@ class Parser:
                 self._fail(repr(text), "ranks such as 0:4,7")
             lo = self._small(bounds[0])
             hi = self._small(bounds[1]) if len(bounds) == 2 else lo + 1
-            if hi <= lo or hi - lo + len(ranks) > MAX_RANKS:
-                self._fail(repr(text), f"rising ranges of at most {MAX_RANKS} ranks")
+            if hi <= lo or hi - lo + len(ranks) > MAX_PLAN_RANKS:
+                self._fail(repr(text), f"rising ranges of at most {MAX_PLAN_RANKS} ranks")
             ranks += range(lo, hi)
         return tuple(ranks)
 

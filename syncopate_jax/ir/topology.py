@@ -18,15 +18,15 @@ from syncopate_jax.ir.arguments import integer
 
 Array = np.ndarray
 Number = float | int
-MAX_RANKS = 4096  # matrices of this many ranks squared must fit in memory
+MAX_TOPOLOGY_RANKS = 4096  # matrices of this many ranks squared must fit in memory
 
 
 def check_ranks(where: str, ranks: int) -> None:
     """Raises InputError unless a topology may have that many ranks."""
-    if integer(where, "number of ranks", ranks, 1) > MAX_RANKS:
+    if integer(where, "number of ranks", ranks, 1) > MAX_TOPOLOGY_RANKS:
         raise InputError(
-            f"{where}: number of ranks must be at most {MAX_RANKS}, found {ranks}; take one node "
-            f"of several, or fewer of them"
+            f"{where}: number of ranks must be at most {MAX_TOPOLOGY_RANKS}, found {ranks}; "
+            f"take one node of several, or fewer of them"
         )
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from syncopate_jax.errors import FormatError, InputError
-from syncopate_jax.ir.topology import MAX_RANKS, Channel, Topology
+from syncopate_jax.ir.topology import MAX_TOPOLOGY_RANKS, Channel, Topology
 
 FORMAT = "syncopate-topology"
 VERSION = 1
@@ -58,9 +58,14 @@ def from_dict(found: object) -> Topology:
         raise FormatError(f"topology: version is {top['version']!r}, this release reads {VERSION}")
     name = _text(top["name"], "topology: name")
     ranks = top["num_ranks"]
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MAX_RANKS:
+    if (
+        not isinstance(ranks, int)
+        or isinstance(ranks, bool)
+        or not 1 <= ranks <= MAX_TOPOLOGY_RANKS
+    ):
         raise FormatError(
-            f"topology: num_ranks must be an integer from 1 to {MAX_RANKS}, found {ranks!r}"
+            f"topology: num_ranks must be an integer from 1 to {MAX_TOPOLOGY_RANKS}, "
+            f"found {ranks!r}"
         )
     if not isinstance(top["channels"], list):
         raise FormatError("topology: channels must be a list")
@@ -120,7 +125,7 @@ def _channel(found: object, ranks: int, where: str) -> Channel:
         raise FormatError(f"{where}: local_ports must be true or false")
     port = item.get("port", list(range(ranks)))
     whole = isinstance(port, list) and all(type(p) is int for p in port)
-    if not whole or len(port) != ranks or not all(0 <= p < MAX_RANKS for p in port):
+    if not whole or len(port) != ranks or not all(0 <= p < MAX_TOPOLOGY_RANKS for p in port):
         raise FormatError(f"{where}: port must be a list of {ranks} port numbers")
     shared = [item[key] for key in ("egress", "ingress") if isinstance(item[key], list)]
     ports = len(shared[0]) if shared else max(port) + 1

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from syncopate_jax.check.ends import difference
 from syncopate_jax.errors import InputError
-from syncopate_jax.ir.chunk import Box, split_points
+from syncopate_jax.ir.chunk import split_points
 from syncopate_jax.ir.hops import in_float32, rounds_at_hops
-from syncopate_jax.ir.plan import ITEM_SIZES, Goal, Plan, Region
+from syncopate_jax.ir.plan import ITEM_SIZES, Plan
 from syncopate_jax.ops.blocked import Blocked
 from syncopate_jax.options import Options
 from syncopate_jax.pallas_kernels import matmul_tpu
@@ -99,41 +100,23 @@ def _uneven_shards(layout: Blocked, dtype: str, tiles: Mapping[str, int]) -> dic
 
 def _check_same_exchange(plan: Plan, usual: Plan, kind: str) -> None:
     """Raises InputError unless ``plan`` moves the operator's array as the usual plan does."""
-    found, wanted = _summary(plan), _summary(usual)
-    for what, value in wanted.items():
-        if found[what] != value:
-            raise InputError(
-                f"plan {plan.name}: its {what} is {found[what]}, this {kind} needs {value}; start "
-                f"from template {USUAL_TEMPLATES[kind]!r}"
-            )
+    needs = f"this {kind} needs"
+    apart = _other_array(plan, usual, needs) or difference(plan, usual, needs)
+    if apart:
+        raise InputError(
+            f"plan {plan.name}: {apart}; start from template {USUAL_TEMPLATES[kind]!r}"
+        )
 
 
-def _summary(plan: Plan) -> dict[str, object]:
-    """What two plans of one exchange have in common, in words."""
-    first = plan.tensors[0] if plan.tensors else None
-    return {
-        "number of ranks": plan.num_ranks,
-        "shape": first and first.shape,
-        "dtype": first and first.dtype,
-        "initial data": _corners(plan, plan.initial),
-        "final data": _corners(plan, plan.goals),
-        "set of ranks summed": sorted({goal.ranks for goal in plan.goals}),
-        "reduction": sorted({goal.reduce for goal in plan.goals if goal.ranks}),
-    }
-
-
-def _corners(plan: Plan, items: Iterable[Region | Goal]) -> list[str]:
-    """Per rank the smallest box around what ``items`` say of it."""
-    boxes: list[list[Box]] = [[] for _ in range(plan.num_ranks)]
-    for item in items:
-        if item.box.size:
-            boxes[item.rank].append(item.box)
-    return [
-        str(Box(tuple(map(min, *(b.lo for b in own))), tuple(map(max, *(b.hi for b in own)))))
-        if len(own) > 1
-        else "".join(map(str, own)) or "none"
-        for own in boxes
-    ]
+def _other_array(plan: Plan, usual: Plan, needs: str) -> str:
+    """What the first tensor of ``plan`` has that the operator's array has not, in words."""
+    if not plan.tensors:
+        return f"it has no tensor, {needs} one"
+    found, wanted = plan.tensors[0], usual.tensors[0]
+    for what in ("shape", "dtype") if plan.num_ranks == usual.num_ranks else ():
+        if getattr(found, what) != getattr(wanted, what):
+            return f"its {what} is {getattr(found, what)}, {needs} {getattr(wanted, what)}"
+    return ""
 
 
 def sublanes(dtype: str) -> int:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from syncopate_jax.check.ends import difference
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.arguments import one_of
 from syncopate_jax.ir.comm import COLLECTIVES, Collective
@@ -82,11 +83,12 @@ def check_same_ends(
     else:
         alike = {"produced": False} | dict(arguments)
         usual = from_template(head, "collective", {"kind": head.kind} | alike)
-    if _ends(plan) != _ends(usual):
+    if apart := difference(plan, usual, "that needs"):
         given = f" with {dict(extra)}" if extra else ""
         raise UnsupportedError(
-            f"template {name}{given} does not do what {head.kind} over {head.ranks} does, it "
-            f"begins or ends with other data; use {default_template(head)} without such arguments"
+            f"template {name}{given} does not do what {head.kind} over {head.ranks} does: {apart} "
+            f"(ranks and tensors as the template has them); use {default_template(head)} without "
+            f"such arguments"
         )
     if head.kind == "all_reduce" and head.src.meets(head.dst) and _adds_to_results(plan):
         raise UnsupportedError(
@@ -100,17 +102,3 @@ def _adds_to_results(plan: Plan) -> bool:
     """Whether an all-reduce still sends contributions while others are added to results."""
     c = plan.columns
     return bool(((c.reduce != 0) & (c.src_tensor == 0) & (c.dst_tensor == 1)).any())
-
-
-def _ends(plan: Plan) -> tuple[object, ...]:
-    """What each rank begins and ends with, whatever the tensors are called."""
-    place = {tensor.name: i for i, tensor in enumerate(plan.tensors)}
-    starts = sorted((r.rank, place[r.tensor], r.box, r.produced) for r in plan.initial)
-    goals = sorted(
-        (
-            goal.rank, place[goal.tensor], goal.box, place[goal.source_chunk.tensor],
-            goal.source_chunk.box, tuple(sorted(goal.ranks)), goal.reduce,
-        )
-        for goal in plan.goals
-    )  # fmt: skip
-    return plan.num_ranks, starts, goals

@@ -20,6 +20,7 @@ from syncopate_jax.backends.interface import (
     is_wide,
     narrower,
 )
+from syncopate_jax.check.same_bits import ends_alike
 from syncopate_jax.errors import InputError, MeshError, UnsupportedError
 from syncopate_jax.runtime import custom_call, mesh
 
@@ -55,7 +56,8 @@ class Operator:
 
         Args:
           *operands: in the kernel's order. One bound to a plan tensor is what the rank holds of
-            it at the start; a bound result is what the plan's goals leave on the rank.
+            it at the start; a bound result is what the plan's goals leave on the rank. JAX takes
+            it to vary along the axis unless ``same_on_every_rank``.
 
         Raises:
           InputError: a bound operand has another shape or dtype than the plan says, or the plan is
@@ -77,7 +79,7 @@ class Operator:
                 out_types=self.result_types(),
                 axis_names=work.axis_names,
                 name=name,
-                invariant_over=work.axis_names if self._same_on_every_rank() else (),
+                invariant_over=work.axis_names if self.same_on_every_rank() else (),
                 key=(self, interpret),
                 narrow=self._is_kernel,
                 launches=self._launches,
@@ -185,18 +187,20 @@ class Operator:
                 types.append(jax.ShapeDtypeStruct(seen, dtype))
         return types
 
-    def _same_on_every_rank(self) -> bool:
-        """Whether every result is bound and its goals are alike on all ranks (an all-reduce)."""
+    def same_on_every_rank(self) -> bool:
+        """Whether all ranks get the same bits in every result, so that ``out_specs=P()`` takes it.
+
+        So it is where each result is bound, all ranks have the same goals, and what they have of a
+        sum was added up on one rank and copied from there, as ``all_reduce_two_shot`` does. Where
+        every rank adds for itself, as in ``all_reduce_one_shot``, each adds in an order of its own,
+        and a sum of floating-point numbers depends on that: such results vary along the axis for
+        JAX. Take another plan, or copy one rank's result to all if they must be one value.
+        """
         work, plan = self.work, self.work.schedule.plan
         bound = {b.operand: b for b in work.axis_map.bindings}
         if not all(name in bound for name in work.kernel.results):
             return False
-        ends = {result_tensor(plan, bound[name]) for name in work.kernel.results}
-        goals: list[set[object]] = [set() for _ in range(plan.num_ranks)]
-        for goal in plan.goals:
-            if goal.tensor in ends:
-                goals[goal.rank].add((goal.tensor, goal.box, goal.source_chunk, goal.ranks))
-        return all(one == goals[0] for one in goals)
+        return ends_alike(plan, {result_tensor(plan, bound[name]) for name in work.kernel.results})
 
     def _places(self) -> Buffers:
         work = self.work

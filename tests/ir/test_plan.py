@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,8 @@ from syncopate_jax.plans.all_gather_ring import all_gather_ring
 
 X, Y = Tensor("x", (4, 2)), Tensor("y", (3,), "float32", per_rank=True)
 HALF, ROW = Chunk("x", Box((0, 0), (2, 2))), Chunk("y", Box((0,), (3,)))
+FAR = Chunk("x", Box((0, 0), (2, 2**31)))
+FARTHER = Chunk("x", Box((0, 2**70), (4, 2**70)))
 
 
 def build(ops: list[list[Operation]], **changes: Any) -> Plan:
@@ -159,6 +162,17 @@ def test_plan_has_what_it_has() -> None:
             [[Collective(0, "gossip", ROW, ROW, (0,))], []],
             "kind 'gossip' is not one of p2p",
         ),
+        (
+            [[P2P(0, 0, 1, HALF, FAR)], []],
+            rf"rank 0 op 0: x\[0:2,0:{2**31}\] has the number {2**31}, which is not in "
+            rf"{1 - 2**31}..{2**31 - 1}",
+        ),
+        ([[P2P(0, 0, 1, FARTHER, HALF)], []], rf"{2**70}\] has the number {2**70}, which is"),
+        ([[P2P(0, 0, 2**32 + 1, HALF, HALF)], []], f"op 0: it has the number {2**32 + 1}, which"),
+        ([[Collective(0, "all_to_all", ROW, ROW, (0,), split_axis=2**31)], []], f"number {2**31},"),
+        ([[P2P(0, 0, 1, HALF, HALF, (OpDep(0, 2**31),))], []], f"r0.{2**31} has the number"),
+        ([[P2P(0, 0, 1, HALF, HALF, (ComputeDep(2**31, ROW),))], []], f"has the number {2**31},"),
+        ([[P2P(0, 0, 1, HALF, HALF, (ComputeDep(0, FAR),))], []], f"op 0: x.* number {2**31}, wh"),
     ],
 )
 def test_builder_refuses(ops: list[list[Operation]], message: str) -> None:
@@ -184,3 +198,16 @@ def test_columns_refuse() -> None:
     with pytest.raises(InputError, match="columns: dep_start must rise from 0 to 0"):
         replace(columns, dep_start=np.array([0, 1, 0]))
     assert set(Columns.__slots__) >= set(given)
+
+
+@pytest.mark.parametrize("number", [2**31, 2**32 + 4, -(2**31), 2**70])
+def test_columns_hold_32_bits(number: int) -> None:
+    """Numbers beyond that were another number once they are stored."""
+    box = np.zeros((2, 1), np.int32)
+    boxes = {"src_lo": box, "src_hi": box, "dst_lo": box, "dst_hi": np.array([[1], [number]])}
+    limits = f"is {number}, which is not in {1 - 2**31}..{2**31 - 1}"
+    with pytest.raises(InputError, match=re.escape(f"columns: dst_hi[1, 0] {limits}")):
+        make_columns(2, 1, src_rank=0, dst_rank=0, **boxes)
+    boxes["dst_hi"] = box
+    with pytest.raises(InputError, match=re.escape(f"columns: dst_rank[0] {limits}")):
+        make_columns(2, 1, src_rank=0, dst_rank=number, **boxes)
