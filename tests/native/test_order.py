@@ -48,3 +48,11 @@ def test_no_flag_is_up_ahead_of_its_data(simulated: Path) -> None:
 def test_a_stream_without_order_is_noticed(simulated: Path) -> None:
     code, said = run(simulated, "100", "broken")
     assert code == 1 and "is announced and not there, in the kernel" in said
+
+
+def test_no_copy_outlives_an_error(simulated: Path) -> None:
+    assert run(simulated, "1", "failing") == (0, "")
+
+
+def test_threads_share_seats_and_meetings_end(simulated: Path) -> None:
+    assert run(simulated, "100", "threads") == (0, "")
