@@ -28,7 +28,8 @@ def limit_ms() -> int:
     asked = os.environ.get(LIMIT) or str(LIMIT_MS)
     if not (asked.isascii() and asked.isdecimal() and 1 <= int(asked[:11]) <= MAX_EXTENT):
         raise InputError(
-            f"{LIMIT}: needs milliseconds, a whole number of 1 to {MAX_EXTENT}, found {asked[:40]!r}"
+            f"{LIMIT}: needs milliseconds, a whole number of 1 to {MAX_EXTENT}, "
+            f"found {asked[:40]!r}"
         )
     return int(asked)
 
