@@ -282,7 +282,7 @@ def prepare(
         adds = kind in ("reduce_scatter", "all_reduce")
         workers = tile_executors(options, target, layout.ranks)
         tiles, config = contraction_mosaic_gpu.choose_config(
-            layout.lhs, layout.out, layout.extents, asked, out_dtype, adds, workers=workers
+            layout.out, layout.extents, asked, out_dtype, adds, workers=workers
         )
         make = functools.partial(contraction_mosaic_gpu.contraction, config=config)
     else:
