@@ -47,10 +47,11 @@ class Registry[T]:
     def get(self, name: str) -> T:
         """The object called ``name``; raises InputError that lists the known names."""
         self._load()
-        if not isinstance(name, str) or name not in self._items:
+        try:
+            return self._items[name]
+        except (KeyError, TypeError):  # TypeError: it cannot be a key
             known = ", ".join(sorted(self._items)) or "none"
-            raise InputError(f"no {self.kind} is called {name!r}; known: {known}")
-        return self._items[name]
+            raise InputError(f"no {self.kind} is called {name!r}; known: {known}") from None
 
     def _load(self) -> None:
         if self._loaded:
