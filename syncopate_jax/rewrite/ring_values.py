@@ -350,6 +350,10 @@ def _sum_if_zero(value: Value, known: Known) -> Known:
     return Sum() if _is_zero(value) else known
 
 
+def _is_int(dtype: Any) -> bool:
+    return np.issubdtype(dtype, np.integer) or dtype == np.bool_
+
+
 def _held(at: np.ndarray, dtype: Any) -> Ints | None:
     """Numbers that become of this dtype; None where they are not followed there."""
     if str(dtype) not in DTYPES or at.dtype.kind not in "biu":
