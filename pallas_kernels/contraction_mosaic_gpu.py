@@ -25,6 +25,7 @@ from syncopate_jax.kernel.loop import Places, Use
 from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_kernel, matmul_tpu, tile_columns
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
     CLUSTER_AXES,
+    COPY_BYTES,
     HOPPER_SHARED_MEMORY,
     WGMMA_ROWS,
     MatmulConfig,
@@ -32,7 +33,6 @@ from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands, memory_limits
 from syncopate_jax.pallas_kernels.tile_loop_mosaic_gpu import Tile, TileLoop
 
-COPY_BYTES = 16  # the TMA unit's unit of length and alignment
 SHARED_BYTES = 225 * 1024  # of the 227 KiB of a Hopper block; the rest is left for barriers
 DTYPES = ("bfloat16", "float16")
 
@@ -115,7 +115,6 @@ def contraction(
 
 
 def choose_config(
-    lhs: str,
     out: str,
     sizes: Mapping[str, int],
     asked: Mapping[str, int],
@@ -130,7 +129,7 @@ def choose_config(
     turn (``tile_columns``); 64 rows where there are no more in any block of the result.
 
     Args:
-      lhs, out, sizes: as in ``contraction``.
+      out, sizes: as in ``contraction``.
       asked: tile sizes by letter, in elements.
       adds: whether results are added to what arrives from peers, which takes shared memory too.
       workers: CTAs of a rank that compute tiles.

@@ -19,13 +19,12 @@ from syncopate_jax.pallas_kernels import matmul_mosaic_gpu_kernel as body
 from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
     CLUSTER_AXES,
+    COPY_BYTES,
     Limits,
     MatmulConfig,
     ranked,
 )
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands, memory_limits
-
-TMA_BYTES = 16  # the TMA unit's unit of strides and clipping
 
 
 def unsupported_reason(operands: Operands, config: MatmulConfig, limits: Limits) -> str | None:
@@ -46,10 +45,10 @@ def unsupported_reason(operands: Operands, config: MatmulConfig, limits: Limits)
             f"{limits.shared_memory}; take fewer stages, as config.fit does"
         )
     for name, array in ("x", x), ("w", w), ("y", y), ("addend", addend):
-        if array is not None and array.shape[1] * jnp.dtype(array.dtype).itemsize % TMA_BYTES:
+        if array is not None and array.shape[1] * jnp.dtype(array.dtype).itemsize % COPY_BYTES:
             return (
                 f"{name} has rows of {array.shape[1]} elements of {array.dtype}; "
-                f"they must be a multiple of {TMA_BYTES} bytes"
+                f"they must be a multiple of {COPY_BYTES} bytes"
             )
     return "; ".join(memory_limits(operands, config)) or None
 

@@ -20,6 +20,7 @@ SWIZZLE_BYTES = 128  # the widest TMA swizzle
 STORE_COLUMNS = (16, 32, 64)  # of 2 bytes: one swizzle of 32, 64 or 128 bytes
 WGMMA_ROWS = 64  # rows of one wgmma instruction
 WGMMA_COLUMNS = 256  # columns of the widest one
+COPY_BYTES = 16  # the TMA unit's unit of length, strides and alignment
 HOPPER_SHARED_MEMORY = 227 * 1024  # bytes that one block can have on compute capability 9.0
 REGISTERS = 512  # 32-bit registers an SM has for each thread of a warpgroup's 128
 OVERLAP_REGISTERS = 208  # accumulator and pending output that fit beside the loop's own state

@@ -14,9 +14,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from syncopate_jax.kernel.loop import Use
 from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import WGMMA_ROWS, MatmulConfig
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands, Use
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from syncopate_jax.kernel.loop import Use
 from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_beside import Beside
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
@@ -24,7 +25,7 @@ from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
     MatmulConfig,
 )
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_epilogue import Epilogue
-from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands, Use, scratch
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_operands import Operands, scratch
 
 # Names that the types of JAX leave out, or call abstract.
 _untyped: Any = plgpu
@@ -179,12 +180,7 @@ class _Worker:
         def load_k_step(k: jax.Array, slot: jax.Array) -> jax.Array:
             if self.loop.before_k_step is not None:
                 self.loop.before_k_step(tile, k)
-            if self.loop.k_block is not None:
-                block = self.loop.k_block(tile, k)
-            elif backwards is not None:
-                block = lax.select(backwards, self.k_steps - 1 - k, k)
-            else:
-                block = k
+            block = k if backwards is None else lax.select(backwards, self.k_steps - 1 - k, k)
             plgpu.barrier_wait(self.empty.at[slot])
             self.load_blocks(tile, block, slot)
             return self.next_slot(slot)

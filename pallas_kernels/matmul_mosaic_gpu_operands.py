@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from syncopate_jax.kernel.loop import Use
 from syncopate_jax.pallas_kernels import tile_loop_mosaic_gpu as tile_loop
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
     CLUSTER_AXES,
@@ -20,10 +21,6 @@ from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import (
 _untyped: Any = plgpu
 
 NARROWEST_SWIZZLE = 32  # bytes; wgmma reads operands swizzled by 32, 64 or 128
-
-
-Use = Callable[[Any, Any, Any], None]
-"""``use(matrix, row, column)``: a GMEM ref of two dimensions and where a block starts in it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

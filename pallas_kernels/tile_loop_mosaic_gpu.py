@@ -135,7 +135,6 @@ class TileLoop:
         of this tile's; a wait goes here.
       before_k_step: called with the tile and the k step, by the same warpgroup, before each step's
         loads; for a contraction dimension that is itself gathered.
-      k_block: maps the tile and k step to the block of the contraction dimension to load then.
       after_tile: called with the tile by the warpgroup that loads, once the whole tile is in GMEM;
         a signal goes here.
       before_addend: called with the tile by the warpgroup that loads, before it loads what is
@@ -154,7 +153,6 @@ class TileLoop:
     workers: int | jax.Array
     before_tile: Callable[[Tile], None] | None = None
     before_k_step: Callable[[Tile, jax.Array], None] | None = None
-    k_block: Callable[[Tile, jax.Array], jax.Array] | None = None
     after_tile: Callable[[Tile], None] | None = None
     before_addend: Callable[[Tile], None] | None = None
     look_up: Callable[[Tile, Tile], tuple[Tile, Tile]] | None = None
@@ -194,21 +192,6 @@ def wait_flag(flags: Any, index: jax.Array | int, at_least: int = 1) -> None:
         mgpu_utils.inline_ptx("fence.proxy.async.global;", has_side_effects=True)
 
     wait(flags.at[pl.ds(index, 1)])
-
-
-def signal_flag(flags: Any, index: jax.Array | int, value: int = 1) -> None:
-    """Adds ``value`` to ``flags[index]`` in GMEM, once for the calling warpgroup.
-
-    A system-scope release: who waits for the flag sees what this warpgroup wrote before, and what
-    the TMA unit wrote for it before the warpgroup awaited that copy.
-    """
-
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
-    def signal(ctx: Any, flag: Any) -> None:
-        del ctx
-        mgpu_utils.SemaphoreRef(mgpu_utils.memref_ptr(flag)).signal(value)
-
-    signal(flags.at[pl.ds(index, 1)])
 
 
 def _i32(value: int | jax.Array) -> jax.Array:

@@ -1,8 +1,8 @@
 """Read this first: a local kernel and a plan go in, one fused operator comes out.
 
-Where new things go, each one file and one test file that passes its interface's conformance
-suite: a plan template in ``plans/``, an importer in ``importers/``, a backend in ``backends/``, an
-operator in ``ops/``, a local kernel in ``pallas_kernels/``, a pass in ``passes/`` and ``compile``.
+Where new things go, with tests that pass their interface's conformance suite: a plan template in
+``plans/``, an importer in ``importers/``, a backend in ``backends/``, an operator in ``ops/``, a
+local kernel in ``pallas_kernels/``, a pass in ``passes/`` and ``compile``.
 """
 
 from __future__ import annotations

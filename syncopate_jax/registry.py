@@ -1,7 +1,7 @@
 """Named extension points, filled by the files of one package each.
 
-Adding a template, importer, backend or operator is adding one file: the registry imports the
-modules of its package on the first look-up, and each module registers what it defines.
+The registry imports the modules of its package on the first look-up, and each module registers what
+it defines: a template, importer, backend or operator is found wherever in the package its file is.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ class Registry[T]:
     def get(self, name: str) -> T:
         """The object called ``name``; raises InputError that lists the known names."""
         self._load()
-        if name not in self._items:
+        try:
+            return self._items[name]
+        except (KeyError, TypeError):  # TypeError: it cannot be a key
             known = ", ".join(sorted(self._items)) or "none"
-            raise InputError(f"no {self.kind} is called {name!r}; known: {known}")
-        return self._items[name]
+            raise InputError(f"no {self.kind} is called {name!r}; known: {known}") from None
 
     def _load(self) -> None:
         if self._loaded:

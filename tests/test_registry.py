@@ -22,6 +22,8 @@ def test_each_extension_point_has_a_package() -> None:
 def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(InputError, match="no plan template is called 'ring'; known: all_gather_d"):
         templates.get("ring")
+    with pytest.raises(InputError, match=r"no backend is called \['xla'\]; known: copy_engine"):
+        backends.get(["xla"])  # type: ignore[arg-type]
 
 
 def test_a_name_has_one_owner() -> None:

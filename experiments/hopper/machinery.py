@@ -135,7 +135,7 @@ def of_one_rank(args: argparse.Namespace) -> dict[str, Variant]:
     problem, ranks = Problem("machinery", problems.SCATTER, m, k, n), Ranks(1, True)
     sizes = {"m": m, "k": k, "n": n}
     _, config = contraction_mosaic_gpu.choose_config(
-        "mk", "mn", sizes, {}, "bfloat16", False, workers=lowering.CORES
+        "mn", sizes, {}, "bfloat16", False, workers=lowering.CORES
     )
 
     def local(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -270,6 +270,11 @@ class _Run:
 class FlaggedKernel(FusedKernel):
     """The kernel whose gathered buffers are filled, and flags raised, from outside it."""
 
+    @property
+    def greets(self) -> bool:
+        """It touches no peer, so there is nobody to greet and no CTA for that."""
+        return False
+
     def call_behind(
         self, operands: Sequence[jax.Array], arrived: Mapping[Key, jax.Array], flags: jax.Array
     ) -> list[jax.Array]:

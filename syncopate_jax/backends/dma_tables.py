@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,25 +21,18 @@ from syncopate_jax.backends.dma_layout import (
     Section,
 )
 from syncopate_jax.backends.in_order import START, WAIT, sequence
-from syncopate_jax.backends.interface import Work
+from syncopate_jax.backends.interface import Work, once_a_work
 from syncopate_jax.backends.rank_table import as_int32
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.ir.text import row_text
 from syncopate_jax.kernel.blocks import block_shape, kept_sizes
 from syncopate_jax.kernel.traced_body import reordered_axes
 
-# A work is laid out when the backend is asked about it and whenever its operator is traced.
-_made: weakref.WeakKeyDictionary[Work, Layout] = weakref.WeakKeyDictionary()
 
-
+@once_a_work
 def lay_out(work: Work) -> Layout:
-    """Buffers and tables for ``work``; raises UnsupportedError when this backend cannot do it.
-
-    Memoised for as long as ``work`` lives.
-    """
-    if work not in _made:
-        _made[work] = _LayoutMaker(work).make()
-    return _made[work]
+    """Buffers and tables for ``work``; raises UnsupportedError when this backend cannot do it."""
+    return _LayoutMaker(work).make()
 
 
 class _LayoutMaker:

@@ -35,14 +35,12 @@ class Placed:
       shape: extents, each at least 1; of a landing, its number comes first.
       cut: the two dimensions that tiles cut.
       dtype: of its elements.
-      operand: the kernel's operand that is this buffer, or empty.
     """
 
     key: Key
     shape: tuple[int, ...]
     cut: tuple[int, int]
     dtype: Any
-    operand: str = ""
 
     @property
     def matrices(self) -> tuple[int, ...]:
@@ -83,15 +81,13 @@ def box_of(view: Any, row: Any, column: Any, shape: Sequence[int]) -> Any:
 def place(work: Work, places: Buffers, kinds: Sequence[str]) -> list[Placed]:
     """The buffers of ``kinds`` that the work needs; raises UnsupportedError where none fits."""
     plan = work.schedule.plan
-    operand_of = {b.tensor: b.operand for b in work.axis_map.bindings}
     cuts = _cuts(work)
     found = []
     for (tensor, kind), buffer in places.items.items():
         if kind in kinds:
             shape = tuple(max(n, 1) for n in buffer.shape)
-            operand = operand_of.get(tensor, "") if kind == INPUT else ""
             dtype = jnp.dtype(plan.tensor(tensor).dtype)
-            found.append(Placed((tensor, kind), shape, cuts[tensor], dtype, operand))
+            found.append(Placed((tensor, kind), shape, cuts[tensor], dtype))
     return found + (_landings(work, cuts) if LANDING in kinds else [])
 
 

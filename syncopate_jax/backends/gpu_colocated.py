@@ -18,7 +18,7 @@ from syncopate_jax.backends.gpu_buffers import INPUT, LANDING, RESULT, Key
 from syncopate_jax.backends.gpu_kernel import FusedKernel
 from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.backends.gpu_tables import LayoutMaker, Points
-from syncopate_jax.backends.interface import Emitted, Work, too_wide, wrong_target
+from syncopate_jax.backends.interface import Emitted, Work, once_a_work, too_wide, wrong_target
 from syncopate_jax.backends.rank_table import Lists
 from syncopate_jax.errors import SyncopateError, UnsupportedError
 from syncopate_jax.ir.text import row_text
@@ -81,7 +81,7 @@ class Colocated:
         return gpu_kernel.emitted(self.name, kernel)
 
 
-@functools.lru_cache(maxsize=64)
+@once_a_work
 def lay_out(work: Work) -> Layout:
     """The layout of a kernel whose tiles communicate."""
     return ColocatedMaker(work, 0).make()

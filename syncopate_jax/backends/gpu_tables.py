@@ -7,7 +7,6 @@ raise once by each tile.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from syncopate_jax.backends.behind_tiles import behind_tiles
 from syncopate_jax.backends.buffers import Buffers, result_tensor
 from syncopate_jax.backends.gpu_buffers import GATHERED, INPUT, LANDING, RESULT, SEND, Key, Placed
 from syncopate_jax.backends.gpu_layout import Layout, Move, Read
-from syncopate_jax.backends.interface import Work
+from syncopate_jax.backends.interface import Work, once_a_work
 from syncopate_jax.backends.rank_table import Lists, Section, TableMaker
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.ir.schedule import Rows
@@ -466,7 +465,7 @@ def own_key(buffer: Any) -> Key:
     return buffer.tensor, buffer.kind
 
 
-@functools.lru_cache(maxsize=64)
+@once_a_work
 def lay_out(work: Work, copiers: int) -> Layout:
     """The layout of a kernel in which ``copiers`` warpgroups of a rank only copy."""
     return LayoutMaker(work, copiers).make()

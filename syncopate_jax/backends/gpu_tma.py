@@ -16,8 +16,8 @@ from syncopate_jax.backends.gpu_buffers import box_of
 from syncopate_jax.backends.gpu_copy import Part, Piece, common_pieces
 from syncopate_jax.backends.gpu_layout import Layout
 from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import COPY_BYTES
 
-COPY_BYTES = 16  # the TMA unit's unit of length and alignment
 ROW_BYTES = 512  # of a piece: 256 elements is the most the unit copies along a dimension
 ROWS = 32
 STAGES = 4

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -81,6 +83,23 @@ class Work:
     axis_names: tuple[str, ...]
     launch: Launch = WHOLE_DEVICE
     keep: bool = False
+
+
+def once_a_work[*Ts, R](make: Callable[[Work, *Ts], R]) -> Callable[[Work, *Ts], R]:
+    """``make``, memoised for as long as the work lives, which its results must not hold.
+
+    A work is laid out when the backend is asked about it and whenever its operator is traced.
+    """
+    made: WeakKeyDictionary[Work, dict[tuple[*Ts], R]] = WeakKeyDictionary()
+
+    @functools.wraps(make)
+    def look_up(work: Work, *args: *Ts) -> R:
+        found = made.setdefault(work, {})
+        if args not in found:
+            found[args] = make(work, *args)
+        return found[args]
+
+    return look_up
 
 
 class Backend(Protocol):

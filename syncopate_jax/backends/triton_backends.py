@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
 
 from syncopate_jax.backends import triton_call
-from syncopate_jax.backends.interface import Backend, Emitted, Work
+from syncopate_jax.backends.interface import Backend, Emitted, Work, once_a_work
 from syncopate_jax.backends.triton_colocated import ColocatedTritonMaker
 from syncopate_jax.backends.triton_kernel import FusedTriton
 from syncopate_jax.backends.triton_layout import Laid, TritonMaker
@@ -95,7 +94,7 @@ class TritonBackend:
         return FusedTriton(self.name, work, lay_out(work, self.maker, count)).emit()
 
 
-@functools.lru_cache(maxsize=64)
+@once_a_work
 def lay_out(work: Work, maker: Maker, programs: int) -> Laid:
     """Scheme, table and buffers of a launch."""
     return maker(work, programs).lay_out(programs)

@@ -127,7 +127,7 @@ class TransferMaker(LayoutMaker):
         return [moves.index(move), src_rank if pull else dst_rank, starts, ends]
 
     def _arrivals(self) -> dict[int, list[list[int]]]:
-        """Nothing more is signalled: on a mesh ranks leave together, see ``triton_call``."""
+        """Nothing more is signalled: on a mesh ranks leave together, see ``FusedTriton``."""
         return {row: [] for row in range(self.c.n)}
 
 

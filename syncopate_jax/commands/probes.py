@@ -9,6 +9,7 @@ import ctypes
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,11 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
+from syncopate_jax.native.cxx import GET_COMPILER, asked_compilers, find_compiler
+
 OLDEST_JAX, NEWEST_JAX = "0.11.2", "0.12.0.1"
 """The JAX and jaxlib releases that the package is tested on, first and last."""
 
-# Mosaic GPU kernels use what compute capability 9.0 (Hopper) brought: TMA and warpgroup products.
-HOPPER = (9, 0)
+# The kernels use warpgroup products, which compute capability 9 (Hopper) has and no other: they
+# were left out again in 10.0 and 12.0 (Blackwell).
+HOPPER = 9
 
 # Starting JAX with a broken driver may hang or crash: ask in a process of its own.
 _ASK_JAX = """
@@ -123,14 +127,14 @@ def probe_devices(devices: list[tuple[str, str, str]] | str) -> Probe:
 
 
 def probe_gpu(devices: list[tuple[str, str, str]] | str) -> Probe:
-    """A CUDA device that JAX can use, of Hopper's capability or later."""
+    """A CUDA device that JAX can use, of Hopper's capability."""
     gpus = [] if isinstance(devices, str) else [d for d in devices if d[0] in ("gpu", "cuda")]
     if gpus:
-        capability = max(gpu[2] for gpu in gpus)
-        found = f"{len(gpus)} of compute capability {capability or 'unknown'}"
-        if capability and version_key(capability) < HOPPER:
-            return Probe("GPU", False, found, "the fused kernels need 9.0 (Hopper) or later")
-        return Probe("GPU", True, found)
+        known = sorted({gpu[2] for gpu in gpus})
+        found = f"{len(gpus)} of compute capability {', '.join(x or 'unknown' for x in known)}"
+        if any(not one or version_key(one)[0] == HOPPER for one in known):
+            return Probe("GPU", True, found)
+        return Probe("GPU", False, found, "the fused kernels need 9.0 (Hopper), and no later one")
     if not has_cuda_driver():
         return Probe(
             "GPU", False, "no CUDA driver (libcuda.so.1)", "use a machine with an NVIDIA GPU"
@@ -168,13 +172,11 @@ def probe_triton() -> Probe:
 
 def probe_compiler(environ: Mapping[str, str]) -> Probe:
     """A C++ compiler: ``$CXX`` or a usual name on the path."""
-    asked = environ.get("CXX", "").split()
-    names = asked[:1] or ["c++", "g++", "clang++"]
-    found = next((place for name in names if (place := shutil.which(name))), None)
+    found = find_compiler(environ)
     if found is not None:
-        return Probe("C++ compiler", True, found)
-    fix = "install g++ or clang++, or point CXX at one"
-    return Probe("C++ compiler", False, f"none of {', '.join(names)}", fix)
+        return Probe("C++ compiler", True, shlex.join(found))
+    names = ", ".join(asked_compilers(environ))
+    return Probe("C++ compiler", False, f"none of {names}", GET_COMPILER)
 
 
 def probe_plugin() -> Probe:

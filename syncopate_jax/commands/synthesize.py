@@ -132,10 +132,12 @@ def run(args: argparse.Namespace) -> int:
         return DONE
     if args.out is None:
         print(text.to_text(plan), end="")
-    over = f", {seconds / least.seconds:.3f} times" if least.seconds else ", as"
+    near = "; nothing has to move, so there is no bound"
+    if least.seconds:
+        times, us = seconds / least.seconds, least.seconds * 1e6
+        near = f", {times:.3f} times the bound of {us:.1f} us ({least.term})"
     print(
-        f"{plan.origins[0]}: {plan.num_ops} operations; {seconds * 1e6:.1f} us predicted{over} "
-        f"the bound of {least.seconds * 1e6:.1f} us ({least.term})",
+        f"{plan.origins[0]}: {plan.num_ops} operations; {seconds * 1e6:.1f} us predicted{near}",
         file=sys.stderr if args.out is None else sys.stdout,
     )
     return DONE

@@ -6,6 +6,7 @@ the ranks whose blocks lie one behind the other, and the blocks that go to one r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from syncopate_jax.importers.hlo_ops import ArrayType, HloOp
@@ -35,11 +36,15 @@ def through(op: HloOp, source: HloOp, dims: Dims, *, backward: bool = False) -> 
     """The dimensions of ``op``'s result, of which ``dims`` are those of its operand ``source``.
 
     ``backward``: those of ``source``, of which ``dims`` are those of the result. None for an
-    operation that does more than name and order elements anew, or that cuts ranks or blocks.
+    operation that does more than name and order elements anew, or that cuts ranks or blocks; nor
+    where the text says other extents than ``dims`` have, as damaged text may.
     """
     if len(op.types) != 1 or not source.types:
         return None
     old, new = source.types[-1], op.types[0]
+    known = new if backward else old
+    if tuple(math.prod(n for _, n in factors) for factors in dims) != known.shape:
+        return None
     if op.opcode.endswith("-done") or op.opcode in SAME:
         return dims if old.shape == new.shape else None
     if op.opcode == "transpose":
@@ -77,6 +82,8 @@ def _cut(factors: list[Factor], extents: Sequence[int]) -> list[tuple[Factor, ..
             if not queue:
                 return None
             name, size = queue.pop(0)
+            if size == 0:  # nothing is there to be named
+                return None
             if extent % size == 0:
                 own.append((name, size))
                 extent //= size

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from syncopate_jax.errors import FormatError
+from syncopate_jax.ir.arguments import MAX_EXTENT
 
 MAX_ITEMS = 2**16  # of a list
-MAX_NUMBER = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,13 @@ class Field:
         """``read`` of every item of a list."""
         return tuple(read(item) for item in self.items())
 
-    def integer(self, least: int = 0, most: int = MAX_NUMBER) -> int:
+    def integer(self, least: int = 0, most: int = MAX_EXTENT) -> int:
         """An integer in ``least..most``."""
         if type(self.value) is not int or not least <= self.value <= most:
             self.fail(f"an integer in {least}..{most}")
         return self.value
 
-    def integers(self, least: int = 0, most: int = MAX_NUMBER) -> tuple[int, ...]:
+    def integers(self, least: int = 0, most: int = MAX_EXTENT) -> tuple[int, ...]:
         """A list of integers in ``least..most``."""
         return self.each(lambda item: item.integer(least, most))
 

@@ -29,13 +29,13 @@ import numpy as np
 from syncopate_jax.errors import FormatError, InputError
 from syncopate_jax.ir import comm
 from syncopate_jax.ir import text as text_form
+from syncopate_jax.ir.arguments import MAX_EXTENT
 from syncopate_jax.ir.chunk import Box
 from syncopate_jax.ir.columns import Array, Columns
 from syncopate_jax.ir.plan import MAX_NDIM, MAX_PLAN_RANKS, Goal, Plan, Region, Tensor
 
 FORMAT = "syncopate-plan"
 VERSION = 1
-_INT32 = 2**31 - 1
 _BOXES = ("src_lo", "src_hi", "dst_lo", "dst_hi", "cdep_lo", "cdep_hi")
 _HEAD = ("format", "version", "name", "num_ranks", "ndim", "tensors", "initial", "goals",
          "channels", "groups", "origins", "columns")  # fmt: skip
@@ -226,7 +226,7 @@ def _fault(plan: Plan) -> str | None:
         ("kind", 0, len(comm.KINDS)), ("reduce", 0, len(comm.REDUCTIONS)),
         ("src_tensor", 0, tensors), ("dst_tensor", 0, tensors), ("cdep_tensor", 0, tensors),
         ("channel", 0, len(plan.channels)), ("origin", 0, len(plan.origins)),
-        ("group", -1, len(plan.groups)), ("dep_index", 0, _INT32),
+        ("group", -1, len(plan.groups)), ("dep_index", 0, MAX_EXTENT),
         ("split_axis", -1, max(c.ndim, 1)), ("concat_axis", -1, max(c.ndim, 1)),
     )  # fmt: skip
     for name, least, end in limits:
@@ -338,10 +338,10 @@ def _int_array(tree: Any, where: str, least: int) -> Array:
         _fail(where, _short(tree), "a list of integers")
     # Whole-list tests first: a loop over each entry is left for the report of a fault.
     if any(type(value) is not int for value in tree) or (
-        tree and not least <= min(tree) <= max(tree) <= _INT32
+        tree and not least <= min(tree) <= max(tree) <= MAX_EXTENT
     ):
         for i, value in enumerate(tree):
-            _integer(value, f"{where}[{i}]", least, _INT32)
+            _integer(value, f"{where}[{i}]", least, MAX_EXTENT)
     return np.array(tree, np.int64)
 
 

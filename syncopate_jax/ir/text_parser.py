@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from syncopate_jax.errors import FormatError, InputError
 from syncopate_jax.ir import comm
+from syncopate_jax.ir.arguments import MAX_EXTENT
 from syncopate_jax.ir.build import build_plan
 from syncopate_jax.ir.chunk import Box, Chunk
 from syncopate_jax.ir.comm import P2P, Collective, ComputeDep, Dependency, OpDep, Operation
@@ -21,7 +22,6 @@ _PLACE = re.compile(r"r(\d{1,10})\.(\d{1,10})", re.ASCII)
 _LIST = re.compile(r"\[(?:\d{1,10}(?:,\d{1,10})*)?\]", re.ASCII)
 _CHUNK = re.compile(r"([^\s\[]+)\[((?:\d{1,10}:\d{1,10}(?:,\d{1,10}:\d{1,10})*)?)\]", re.ASCII)
 _COMPUTE = re.compile(r"compute\(r(\d{1,10}) ([^()]*)\)")
-_LARGEST = 2**31 - 1  # columns are int32
 
 
 class Parser:
@@ -300,8 +300,8 @@ class Parser:
 
     def _small(self, digits: str) -> int:
         value = int(digits)
-        if value > _LARGEST:
-            self._fail(digits, f"a number of at most {_LARGEST}")
+        if value > MAX_EXTENT:
+            self._fail(digits, f"a number of at most {MAX_EXTENT}")
         return value
 
     def _place(self, match: re.Match[str]) -> tuple[int, int]:

@@ -56,8 +56,8 @@ class PallasKernel:
       reference: the same function of the operands in plain JAX, used by the ``xla`` backend.
       loop: the kernel as it is written for target ``mosaic_gpu``, where it has no grid but is
         handed its loop over tiles; ``body`` may then be None, and is for other targets.
-      triton: the kernel as it is written for target ``triton``, see ``triton_body.triton_kernel``;
-        ``body`` may then be None too.
+      triton: the kernel as it is written for target ``triton``, see
+        ``triton_kernel.triton_kernel``; ``body`` may then be None too.
       name: shown in programs and messages; that of ``body`` unless given.
 
     Raises:
@@ -244,10 +244,6 @@ class PallasKernel:
         named = zip(self.results, self.out_specs, strict=True)
         maps = [block_indices(spec, self.grid, f"{self.name}: {name}") for name, spec in named]
         return tuple(a for a in range(len(self.grid)) if not any(_varies(m, a) for m in maps))
-
-    def tile_space(self, shapes: Mapping[str, tuple[int, ...]]) -> TileSpace:
-        """The tile space read from grid and BlockSpecs, given the shapes of some operands."""
-        return self.read(shapes)[0]
 
     def read(
         self, shapes: Mapping[str, tuple[int, ...]], *, source: str = ""

@@ -1,1 +1,1 @@
-"""Native code: one C++ file of XLA FFI handlers, built at first use where a compiler is found."""
+"""Native code: XLA FFI handlers in C++, built at first use where a compiler is found."""

@@ -11,38 +11,30 @@ import fcntl
 import functools
 import hashlib
 import os
-import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.native.cxx import GET_COMPILER, asked_compilers, find_compiler
 
 SOURCE = Path(__file__).with_name("handlers.cc")
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra")
-COMPILERS = ("c++", "g++", "clang++")
 LIMIT_S = 300
 
 _STAGED = {"start": ("Site", "Start")}
 _PLAIN = {"cpu": {"join": "Join", "wait": "Wait"}, "cuda": {"join": "Join"}}
 
 
-def compiler() -> str | None:
-    """The C++ compiler: ``$CXX``, or a usual name on the path; None where there is none."""
-    asked = os.environ.get("CXX", "").split()
-    return next(filter(None, map(shutil.which, asked[:1] or COMPILERS)), None)
-
-
 def missing() -> str | None:
     """What keeps the native library from being built here, and how to mend it; None if nothing."""
-    if compiler() is None:
-        asked = os.environ.get("CXX", "") or ", ".join(COMPILERS)
+    if find_compiler(os.environ) is None:
         return (
             f"the copy engine's handlers are C++ built at first use, and no compiler was found "
-            f"({asked}); install g++ or clang++, or point CXX at one"
+            f"({', '.join(asked_compilers(os.environ))}); {GET_COMPILER}"
         )
     return None
 
@@ -59,27 +51,50 @@ def build() -> Path:
     Several processes may call this at once: one compiles, the others wait for it.
 
     Raises:
-      UnsupportedError: no compiler, or it failed; the message has what it said.
+      UnsupportedError: no compiler, or it failed, and the message has what it said; or there is no
+        place for the library.
     """
-    if reason := missing():
-        raise UnsupportedError(reason)
-    cxx = str(compiler())
+    cxx = find_compiler(os.environ)
+    if cxx is None:
+        raise UnsupportedError(str(missing()))
     include = jax.ffi.include_dir()
     path = folder() / f"handlers-{_key(cxx, include)}.so"
-    if path.exists():
-        return path
-    with _lock(path.parent):
-        if not path.exists():
-            _compile(cxx, include, path)
+    try:
+        if path.exists():
+            return path
+        with _lock(path.parent):
+            if not path.exists():
+                _compile(cxx, include, path)
+    except OSError as error:
+        raise UnsupportedError(
+            f"the copy engine's handlers could not be built and kept in {path.parent} ({error}); "
+            f"point XDG_CACHE_HOME at a folder that can be written"
+        ) from error
     return path
 
 
-def _key(cxx: str, include: str) -> str:
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """The compiler's answer; raises UnsupportedError where it does not run or does not end."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise UnsupportedError(
+            f"the compiler of the copy engine's handlers did not end within {LIMIT_S} s: "
+            f"{' '.join(command)}; point CXX at another compiler"
+        ) from error
+    except OSError as error:
+        raise UnsupportedError(
+            f"the compiler of the copy engine's handlers does not run ({error}): "
+            f"{' '.join(command)}; point CXX at another compiler"
+        ) from error
+
+
+def _key(cxx: Sequence[str], include: str) -> str:
     """Names the library by all that its content follows from."""
-    version = subprocess.run([cxx, "--version"], capture_output=True, check=False).stdout
+    version = _run([*cxx, "--version"]).stdout.encode()
     digest = hashlib.sha256()
     own = [path.read_bytes() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
-    for part in (*own, version, repr(FLAGS).encode()):
+    for part in (*own, version, repr(cxx[1:]).encode(), repr(FLAGS).encode()):
         digest.update(hashlib.sha256(part).digest())
     for header in sorted(Path(include, "xla/ffi/api").glob("*.h")):
         digest.update(header.read_bytes())
@@ -95,11 +110,11 @@ def _lock(where: Path) -> Iterator[None]:
         yield
 
 
-def _compile(cxx: str, include: str, path: Path) -> None:
+def _compile(cxx: Sequence[str], include: str, path: Path) -> None:
     partial = path.with_suffix(f".{os.getpid()}")
-    command = [cxx, *FLAGS, "-isystem", include, "-o", str(partial), str(SOURCE), "-ldl"]
+    command = [*cxx, *FLAGS, "-isystem", include, "-o", str(partial), str(SOURCE), "-ldl"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        done = _run(command)
         if done.returncode:
             raise UnsupportedError(
                 f"the copy engine's handlers did not compile (exit {done.returncode}): "
@@ -113,8 +128,17 @@ def _compile(cxx: str, include: str, path: Path) -> None:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library, with its handlers registered for CPU and CUDA; built if need be."""
-    library = ctypes.CDLL(str(build()))
+    """The library, with its handlers registered for CPU and CUDA; built if need be.
+
+    Raises UnsupportedError as ``build`` does, and where the library is damaged.
+    """
+    path = build()
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise UnsupportedError(
+            f"the copy engine's handlers in {path} cannot be loaded ({error}); delete that file"
+        ) from error
     for platform, prefix in (("cpu", "SyncopateCpu"), ("cuda", "SyncopateCuda")):
         xla_platform = {"cpu": "cpu", "cuda": "CUDA"}[platform]
         jax.ffi.register_ffi_type(

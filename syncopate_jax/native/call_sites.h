@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <future>
 #include <map>
 #include <memory>
@@ -66,15 +67,23 @@ constexpr int64_t kMostLanes = 8;
 static_assert(sizeof(Copy) == kCopyFields * sizeof(int64_t));
 
 constexpr size_t kRing = 4;  // join keeps ranks within one call of each other; two would do
+constexpr size_t kRuns = 64;  // that overlap on a device; XLA has 32 in flight at most
 
-// One device at one call site.
+// A call's key, and its place in the rings of its seat.
+struct Turn {
+  Key key;
+  size_t place;
+};
+
+// One device at one call site; of a seat, only turns change once it is found.
 struct Seat {
   int ordinal = 0;
   int64_t rank = 0, group = 0;
-  int64_t run = -1, call = 0;
   std::vector<CUstream> sides;   // of lane 1, 2, ...
   std::vector<CUevent> ready, done, passed;  // a ring each; passed: one a side stream but the first
   std::vector<int64_t> addresses[kRing];  // kept until they have been copied
+  std::mutex mutex;                           // of what follows
+  std::deque<std::pair<int64_t, int64_t>> calls;  // of the last runs: the run, its calls so far
   size_t next = 0;
 
   ~Seat() {
@@ -83,12 +92,17 @@ struct Seat {
     }
   }
 
-  // The calls of a run are counted, since a loop runs one call site several times.
-  Key Next(int64_t run_id, int phase) {
-    call = run_id == run ? call + 1 : 0;
-    run = run_id;
+  // The calls of a run are counted, since a loop runs one call site several times; runs may overlap.
+  Turn Next(int64_t run, int phase) {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto found = std::find_if(calls.begin(), calls.end(),
+                              [=](const auto& one) { return one.first == run; });
+    if (found == calls.end()) {
+      if (calls.size() == kRuns) calls.pop_front();
+      found = calls.emplace(calls.end(), run, 0);
+    }
     next = (next + 1) % kRing;
-    return {run_id, call, group, phase};
+    return {{run, found->second++, group, phase}, next};
   }
 };
 
@@ -181,6 +195,7 @@ ffi::ErrorOr<std::unique_ptr<SiteState<platform>>> NewSite(std::string_view name
         site->name + ": the table of copies has " + std::to_string(table.size()) +
         " numbers, needs " + std::to_string(kCopyFields) + " a copy"));
   }
+  std::map<std::pair<int64_t, int64_t>, int64_t> lanes;  // by destination rank and flag
   for (size_t at = 0; at < table.size(); at += kCopyFields) {
     Copy copy;
     std::memcpy(&copy, table.begin() + at, sizeof(copy));
@@ -195,6 +210,17 @@ ffi::ErrorOr<std::unique_ptr<SiteState<platform>>> NewSite(std::string_view name
       return ffi::Unexpected(ffi::Error::InvalidArgument(
           site->name + ": copy " + std::to_string(at / kCopyFields) + " is on lane " +
           std::to_string(copy.lane) + "; there are 1 to " + std::to_string(kMostLanes) + ", and 0 for copies within a rank"));
+    }
+    if (copy.slot >= 0) {
+      // Streams keep no order among each other: a flag that two raise could fall.
+      const int64_t first = lanes.try_emplace({copy.dst_rank, copy.slot}, copy.lane).first->second;
+      if (first != copy.lane) {
+        return ffi::Unexpected(ffi::Error::InvalidArgument(
+            site->name + ": copy " + std::to_string(at / kCopyFields) + " raises flag " +
+            std::to_string(copy.slot) + " of rank " + std::to_string(copy.dst_rank) +
+            " on lane " + std::to_string(copy.lane) + ", and one before it on lane " +
+            std::to_string(first) + "; give all copies of a flag one lane"));
+      }
     }
     site->copies[copy.dst_rank].push_back(copy);
     site->sides = std::max(site->sides, static_cast<size_t>(copy.lane));

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,24 @@ import numpy as np
 from jax import lax
 
 from syncopate_jax.errors import InputError
+from syncopate_jax.ir.arguments import MAX_EXTENT
 from syncopate_jax.native import build
 
 LIMIT_MS = 30_000
-"""Milliseconds that a rank waits for the others before the call ends in an error."""
+LIMIT = "SYNCOPATE_MEETING_MS"
+"""Names the environment variable with how long a rank waits for the others, in milliseconds, before
+the call ends in an error; by default ``LIMIT_MS``."""
+
+
+def limit_ms() -> int:
+    """``$SYNCOPATE_MEETING_MS``, read when a program is traced; raises InputError for no number."""
+    asked = os.environ.get(LIMIT) or str(LIMIT_MS)
+    if not (asked.isascii() and asked.isdecimal() and 1 <= int(asked[:11]) <= MAX_EXTENT):
+        raise InputError(
+            f"{LIMIT}: needs milliseconds, a whole number of 1 to {MAX_EXTENT}, "
+            f"found {asked[:40]!r}"
+        )
+    return int(asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +85,7 @@ class Call:
     copies: tuple[Copy, ...]
     slots: int
     joined: bool = True
-    limit_ms: int = LIMIT_MS
+    limit_ms: int = field(default_factory=limit_ms)
     far: tuple[int, ...] = ()
 
     @property

@@ -72,7 +72,7 @@ ffi::Future CpuStart(ffi::RunId run, int32_t ordinal, CpuState* state, ffi::Rema
   if (ffi::Error error = FindSeat(*site, call, ordinal, nullptr, &seat); error.failure()) {
     return Ended(std::move(error));
   }
-  const Key key = seat->Next(run.run_id, 0);
+  const Key key = seat->Next(run.run_id, 0).key;
   if (call.flags != call.zeros) std::memcpy(call.flags, call.zeros, call.flag_bytes());
   std::vector<const void*> far;
   if (ffi::Error error = FarAddresses(*site, call, &far); error.failure()) {
@@ -139,12 +139,11 @@ ffi::Future CpuJoin(ffi::RunId run, int32_t ordinal, ffi::RemainingArgs args,
     return Ended(std::move(error));
   }
   std::vector<Bytes> results;
-  if (ffi::Error error = Results(args, 1, rets, &results); error.failure()) {
-    return Ended(std::move(error));
-  }
+  ffi::Error unread = Results(args, 1, rets, &results);
   return Beside([=]() mutable {
     Site& site = *pending.site;
-    pending.done.wait();
+    pending.done.wait();  // whatever goes wrong: XLA frees the buffers then
+    if (unread.failure()) return unread;
     if (site.ranks > 1) {
       std::get<3>(pending.key) = 1;
       std::shared_ptr<Meeting> meeting;
@@ -152,9 +151,11 @@ ffi::Future CpuJoin(ffi::RunId run, int32_t ordinal, ffi::RemainingArgs args,
       ffi::Error error =
           site.meetings.Meet(site.name, "end of the copies", pending.key, pending.seat->rank,
                              site.ranks, site.limit, Card{{}, {}, nullptr, pending.done}, &meeting);
-      if (error.failure()) return error;
-      for (const Card& card : meeting->cards) card.done.wait();
+      for (const Card& card : meeting->cards) {
+        if (card.done.valid()) card.done.wait();  // where the meeting failed, some did not come
+      }
       timer->Waited(since);
+      if (error.failure()) return error;
     }
     for (const Bytes& b : results) std::memcpy(b.to, b.from, b.count);
     return ffi::Error::Success();

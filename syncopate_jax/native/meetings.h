@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <future>
 #include <map>
 #include <memory>
@@ -29,6 +30,9 @@ struct Card {
   CUevent event = nullptr;
   std::shared_future<void> done;
 };
+
+// Failed meetings are kept for ranks that are yet to come, so many at most of a call site.
+constexpr size_t kFailedMeetings = 16;
 
 struct Meeting {
   explicit Meeting(size_t ranks) : here(ranks), cards(ranks) {}
@@ -53,21 +57,23 @@ std::string Ranks(const std::vector<char>& here, bool wanted) {
 
 class Meetings {
  public:
+  // `out` is what the ranks have brought: all of them, or where the meeting fails, those that came.
   ffi::Error Meet(const std::string& site, const char* phase, const Key& key, int64_t rank,
                   size_t ranks, std::chrono::milliseconds limit, Card card,
                   std::shared_ptr<Meeting>* out) {
     std::unique_lock<std::mutex> lock(mutex_);
     std::shared_ptr<Meeting>& entry = open_[key];
     if (!entry) entry = std::make_shared<Meeting>(ranks);
-    std::shared_ptr<Meeting> meeting = entry;
+    std::shared_ptr<Meeting> meeting = *out = entry;
     if (meeting->failed) {
+      Leave(key, *meeting);
       return ffi::Error(ffi::ErrorCode::kDeadlineExceeded,
                         site + ": rank " + std::to_string(rank) + " came to the " + phase +
                             " when " + Ranks(meeting->here, true) + " of " +
                             std::to_string(ranks) + " had waited " +
                             std::to_string(limit.count()) +
                             " ms and given it up; every rank must make the same calls in the "
-                            "same order, within that time");
+                            "same order, within that time (SYNCOPATE_MEETING_MS)");
     }
     if (meeting->here[rank]) {
       return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
@@ -91,25 +97,36 @@ class Meetings {
         if (!meeting->failed) {
           meeting->failed = true;
           changed_.notify_all();
+          failed_.push_back(key);
+          if (failed_.size() > kFailedMeetings) {
+            open_.erase(failed_.front());
+            failed_.pop_front();
+          }
         }
+        Leave(key, *meeting);
         return ffi::Error(
             ffi::ErrorCode::kDeadlineExceeded,
             site + ": " + Ranks(meeting->here, false) + " of " + std::to_string(ranks) +
                 " did not come to the " + phase + " within " + std::to_string(limit.count()) +
                 " ms (here: " + Ranks(meeting->here, true) +
                 "); every rank must make the same calls in the same order, and all ranks must "
-                "be devices of one process");
+                "be devices of one process; if one is only late, set SYNCOPATE_MEETING_MS");
       }
     }
-    if (++meeting->left == ranks) open_.erase(key);
-    *out = std::move(meeting);
+    Leave(key, *meeting);
     return ffi::Error::Success();
   }
 
  private:
+  // The last rank to leave ends the meeting.
+  void Leave(const Key& key, Meeting& meeting) {
+    if (++meeting.left == meeting.cards.size()) open_.erase(key);
+  }
+
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<Key, std::shared_ptr<Meeting>> open_;
+  std::deque<Key> failed_;  // the last ones
 };
 
 }  // namespace

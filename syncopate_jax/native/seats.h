@@ -63,6 +63,7 @@ ffi::Error NewSeat(const Site& site, const Call& call, CUstream stream, Seat* se
   return ffi::Error::Success();
 }
 
+// The device's only seat: of threads that make it at once, one is heard, and all get its seat.
 ffi::Error FindSeat(Site& site, const Call& call, int ordinal, CUstream stream, Seat** out) {
   {
     std::lock_guard<std::mutex> lock(site.mutex);
@@ -90,8 +91,7 @@ ffi::Error FindSeat(Site& site, const Call& call, int ordinal, CUstream stream, 
     if (ffi::Error error = CheckBeside(site, call, seat->rank); error.failure()) return error;
   }
   std::lock_guard<std::mutex> lock(site.mutex);
-  *out = seat.get();
-  site.seats[ordinal] = std::move(seat);
+  *out = site.seats.try_emplace(ordinal, std::move(seat)).first->second.get();
   return ffi::Error::Success();
 }
 

@@ -202,7 +202,6 @@ def check_digits(kind: str, *dtypes: str) -> None:
         )
 
 
-@functools.lru_cache(maxsize=512)
 def build(
     kind: str,
     layout: Blocked,
@@ -213,6 +212,24 @@ def build(
 ) -> tuple[Operator, Blocked]:
     """The operator of a blocked contraction, and the layout of its operands; memoised."""
     target = options.target or usual_target(options.backend)
+    # Devices differ in what is filled in here, so it is part of what the operator is remembered by.
+    launch = compiler.on_device(options.launched, target, layout.ranks)
+    return remembered(
+        kind, layout, dtype, out_dtype, axis_names, options.using(target=target, launch=launch)
+    )
+
+
+@functools.lru_cache(maxsize=512)
+def remembered(
+    kind: str,
+    layout: Blocked,
+    dtype: str,
+    out_dtype: str,
+    axis_names: tuple[str, ...],
+    options: Options,
+) -> tuple[Operator, Blocked]:
+    """As ``build``, with ``target`` and ``launch`` filled in."""
+    target = str(options.target)
     layout, kernel, plan = prepare(kind, layout, dtype, out_dtype, options, target=target)
     operator = compiler.compile(
         kernel,
@@ -265,7 +282,7 @@ def prepare(
         adds = kind in ("reduce_scatter", "all_reduce")
         workers = tile_executors(options, target, layout.ranks)
         tiles, config = contraction_mosaic_gpu.choose_config(
-            layout.lhs, layout.out, layout.extents, asked, out_dtype, adds, workers=workers
+            layout.out, layout.extents, asked, out_dtype, adds, workers=workers
         )
         make = functools.partial(contraction_mosaic_gpu.contraction, config=config)
     else:

@@ -67,7 +67,7 @@ class Readers:
 
     def __post_init__(self) -> None:
         for name in ("ctas", "parts"):
-            integer("Readers", name, getattr(self, name), 1)
+            object.__setattr__(self, name, integer("Readers", name, getattr(self, name), 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,16 @@ from syncopate_jax.rewrite import graph as graphs
 from syncopate_jax.rewrite.graph import Node, Value
 from syncopate_jax.rewrite.steps import CASTS
 
+DTYPES = ("int32", "int64", "bool")
+"""Of numbers that are followed: offsets are seldom unsigned or narrow, and those wrap."""
 LONGEST = 64
 """Steps of the longest loop that is read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ints:
-    """A scalar: [ranks]."""
+    """A scalar, int64 or bool: [ranks]. In the program it is of ``DTYPES``, and has the same value:
+    what does not fit, or is of another dtype, is None."""
 
     at: np.ndarray
 
@@ -194,9 +197,9 @@ class Reader:
         return [env[v] if v in env else self._literal(v) for v in values]
 
     def _literal(self, value: Value) -> Known:
-        if value.known is None or np.ndim(value.known) or not _is_int(value.aval.dtype):
+        if value.known is None or np.ndim(value.known):
             return None
-        return Ints(np.full(self.ranks, value.known))
+        return _held(np.full(self.ranks, value.known), value.aval.dtype)
 
     def _scan(self, node: Node, args: Sequence[Known]) -> list[Known]:
         params = node.params
@@ -227,7 +230,9 @@ class Reader:
                 self.rows[row] = (value, at)
             return own(self._rows[value, at], self.ranks)
         counted = value.node is not None and value.node.name == "iota"
-        return Ints(np.full(self.ranks, at)) if counted and value.aval.ndim == 1 else None
+        if not counted or value.aval.ndim != 1:
+            return None
+        return _held(np.full(self.ranks, at), value.aval.dtype)
 
     def _result(self, node: Node, args: Sequence[Known]) -> Known:
         name, params, out = node.name, node.params, node.outputs[0].aval
@@ -349,6 +354,16 @@ def _is_int(dtype: Any) -> bool:
     return np.issubdtype(dtype, np.integer) or dtype == np.bool_
 
 
+def _held(at: np.ndarray, dtype: Any) -> Ints | None:
+    """Numbers that become of this dtype; None where they are not followed there."""
+    if str(dtype) not in DTYPES or at.dtype.kind not in "biu":
+        return None
+    if str(dtype) == "bool":
+        return Ints(at.astype(np.bool_))
+    at, fits = at.astype(np.int64), np.iinfo(dtype)
+    return Ints(at) if np.all((fits.min <= at) & (at <= fits.max)) else None
+
+
 _INTEGERS: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -357,7 +372,7 @@ _INTEGERS: dict[str, Callable[..., Any]] = {
     "max": np.maximum,
     "min": np.minimum,
     "rem": np.fmod,
-    "div": lambda x, y: np.trunc(x / y).astype(np.int64),
+    "div": lambda x, y: (x - np.fmod(x, y)) // y,
     "sign": np.sign,
     "eq": np.equal,
     "ne": np.not_equal,
@@ -368,7 +383,7 @@ _INTEGERS: dict[str, Callable[..., Any]] = {
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "not": np.invert,
-    "select_n": lambda which, *cases: np.choose(which.astype(np.int64), cases),
+    "select_n": lambda which, *cases: np.choose(which.astype(np.int64), cases, mode="clip"),
     "convert_element_type": lambda x: x,
     "clamp": lambda low, x, high: np.clip(x, low, high),
     "squeeze": lambda x: x,
@@ -378,6 +393,6 @@ _INTEGERS: dict[str, Callable[..., Any]] = {
 
 def _integers(node: Node, args: Sequence[np.ndarray]) -> Known:
     compute = _INTEGERS.get(node.name)
-    if compute is None or not args or not _is_int(node.outputs[0].aval.dtype):
+    if compute is None or not args or (node.name in ("div", "rem") and not np.all(args[1])):
         return None
-    return Ints(np.asarray(compute(*args)))
+    return _held(np.asarray(compute(*args)), node.outputs[0].aval.dtype)

@@ -10,13 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import Mesh
 
 from syncopate_jax import ops
 from syncopate_jax.backends.copy_engine import CopyEngine
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.native import build
-from syncopate_jax.options import Launch
+from syncopate_jax.ops import all_gather, fused
+from syncopate_jax.ops.blocked import block
+from syncopate_jax.options import Launch, Options
+from tests.mosaic_interpreter import inline
+from tests.mosaic_interpreter.run import run_checked
+from tests.mosaic_interpreter.versions import needs_known_jax
 
 P = jax.P
 M, K, N = 1024, 64, 128
@@ -133,6 +139,59 @@ def test_it_lowers_for_cuda(name: str) -> None:
     assert [text.count(f"custom_call {call}(") for call in calls] == [1, 1, 1]
     places = [text.index(f"custom_call {call}(") for call in calls]
     assert places == sorted(places)
+
+
+@needs_known_jax
+@pytest.mark.parametrize("letter", ["m", "k"])
+def test_each_worker_waits_for_what_its_tiles_read(
+    letter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of fewer workers than multiprocessors: a CTA more would wait for less, and race with one."""
+    m, k, n, rank = 768, 128, 64, 1
+    spec, lhs = all_gather._SPECS["x", letter], (1, m // 2, k) if letter == "m" else (1, m, k // 2)
+    asked = {"backend": "copy_engine", "target": "mosaic_gpu", "split": 1}
+    options = Options(**asked, tiles=TILES, launch=Launch(sms=4))
+    layout = block(spec, lhs, (k, n), 2)
+    operator, _ = fused.build(spec.kind, layout, "float16", "float32", ("x",), options)
+    work, engine = operator.work, CopyEngine()
+    schedule = work.schedule
+    assert (schedule.num_tiles, schedule.workers, work.launch.sms) == (6, 3, 4)
+    waited: dict[int, int] = {}
+
+    def wait(warpgroup: Any, given: Any) -> list[Any]:
+        (flag, where), count = given
+        assert flag.array[where.starts[0]] >= count
+        waited[warpgroup.cta.number] = waited.get(warpgroup.cta.number, 0) + 1
+        return []
+
+    launch, grids = plgpu.kernel, []
+
+    def interpreted(*args: Any, **given: Any) -> Any:
+        grids.append(given["grid"])
+        return launch(*args, **given, interpret=plgpu.InterpretGPUParams())
+
+    monkeypatch.setattr(plgpu, "kernel", interpreted)
+    monkeypatch.setitem(inline.MEANINGS, "syncopate_jax.backends.copy_engine._Flags.wait", wait)
+    rng = np.random.default_rng(0)
+    x, w = (jnp.asarray(rng.integers(-2, 3, shape), jnp.float16) for shape in ((m, k), (k, n)))
+    axis = "mk".index(letter)
+    own = jnp.split(x, 2, axis)[rank].reshape(layout.operand_shape("lhs"))
+    ((key, buffer),) = engine.gathered(work).items()
+    arrived = jnp.stack(jnp.split(x, 2, axis)).at[rank].set(jnp.nan)  # its own is read in place
+    flags = jnp.array([1, 0, rank], jnp.int32)
+    (out,) = run_checked(
+        lambda own, w, arrived: engine.behind(work, [own, w], {key: arrived}, flags),
+        *(own, w.reshape(layout.operand_shape("rhs")), arrived.reshape(buffer.shape)),
+    )
+    np.testing.assert_array_equal(out.reshape(m, n), np.asarray(x, "f4") @ np.asarray(w, "f4"))
+    wanted: dict[int, int] = {}
+    for position in range(schedule.num_tiles):
+        tile = schedule.at(rank, position)
+        count = len(schedule.waits.row(tile)) + len(schedule.k_waits.row(tile))
+        if count:
+            wanted[position % 3] = wanted.get(position % 3, 0) + count
+    assert grids == [(schedule.workers,)]
+    assert waited == wanted
 
 
 def refusal(name: str = "gather m", **changes: Any) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -66,6 +69,18 @@ def test_a_wait_counts_every_warpgroup_that_copies_a_part() -> None:
     ]  # fmt: skip
     assert waits
     assert {count for _, count in waits} == {COPIERS}
+
+
+@pytest.mark.parametrize(
+    "lay_out", [lambda made: gpu_tables.lay_out(made, COPIERS), gpu_colocated.lay_out]
+)
+def test_a_layout_is_made_once_and_goes_with_its_work(lay_out: Callable[[Work], Layout]) -> None:
+    made = gathering()
+    layout, there = lay_out(made), weakref.ref(made)
+    assert lay_out(made) is layout
+    del made
+    gc.collect()
+    assert there() is None and layout.num_slots > 0
 
 
 def test_channels_share_the_warpgroups_that_copy() -> None:

@@ -103,7 +103,9 @@ def test_devices_are_counted() -> None:
     ("devices", "driver", "platforms", "ok", "found", "fix"),
     [
         ([("gpu", "H200", "9.0")], True, "", True, "1 of compute capability 9.0", ""),
-        ([("cuda", "B200", "10.0")], True, "", True, "1 of compute capability 10.0", ""),
+        ([("cuda", "B200", "10.0")], True, "", False, "1 of compute capability 10.0", "need 9.0"),
+        ([("cuda", "RTX", "12.0")], True, "", False, "1 of compute capability 12.0", "need 9.0"),
+        ([("cuda", "?", "")], True, "", True, "1 of compute capability unknown", ""),
         ([("gpu", "A100", "8.0")], True, "", False, "1 of compute capability 8.0", "need 9.0"),
         (CPU, False, "", False, "no CUDA driver (libcuda.so.1)", "use a machine with"),
         (CPU, True, "", False, "a CUDA driver is there, but JAX sees no GPU", "jax[cuda13]"),
@@ -180,9 +182,9 @@ def test_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "none of c++, g++, clang++",
         "install g++ or clang++, or point CXX at one",
     )
-    assert probes.probe_compiler({"CXX": "mine -O2"}).found == "none of mine"
+    assert probes.probe_compiler({"CXX": "mine -O2"}).found == "none of mine -O2"
     mine, plain = tool(tmp_path, "mine"), tool(tmp_path, "g++")
-    assert probes.probe_compiler({"CXX": "mine -O2"}).found == mine
+    assert probes.probe_compiler({"CXX": "mine -O2"}).found == f"{mine} -O2"
     assert probes.probe_compiler({}).found == plain
 
 
@@ -211,6 +213,13 @@ def test_kernels_are_not_compiled_ahead_without_the_plugin() -> None:
     lacking = dict(doctor.abilities(without(PLUGIN)))
     assert lacking["kernels compiled ahead of time"] == (PLUGIN,)
     assert sum(map(len, lacking.values())) == 1
+
+
+def test_triton_on_a_mesh_and_the_copy_engine_need_a_compiler() -> None:
+    lacking = dict(doctor.abilities(without("C++ compiler")))
+    needing = {name for name, probes in lacking.items() if probes == ("C++ compiler",)}
+    assert needing == {"target triton on a mesh", "backend copy_engine"}
+    assert sum(map(len, lacking.values())) == 2
 
 
 def test_packages() -> None:

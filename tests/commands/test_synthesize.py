@@ -54,7 +54,11 @@ def test_nothing_to_move(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(
         capsys, "synthesize", "all_gather", "--topology", "nodes:1x2", "--shape", "0"
     )
-    assert code == 0 and "0 operations; 0.0 us predicted, as the bound of 0.0 us" in err
+    none = "predicted; nothing has to move, so there is no bound\n"
+    assert code == 0 and f"0 operations; 0.0 us {none}" in err
+    one = ("--topology", "ring", "--ranks", "1", "--shape", "64")
+    code, _, err = run(capsys, "synthesize", "all_reduce", *one)
+    assert code == 0 and err.endswith(none) and "cut" not in err
 
 
 @pytest.mark.parametrize(

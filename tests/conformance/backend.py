@@ -124,7 +124,7 @@ def _large_kernel(plan: Plan, target: str, produced: bool) -> tuple[PallasKernel
     _, dtype = LARGE
     letters = ("mk", "kn", "mn", sizes)
     if target == "mosaic_gpu":
-        _, config = contraction_mosaic_gpu.choose_config("mk", "mn", sizes, {}, dtype, workers=1)
+        _, config = contraction_mosaic_gpu.choose_config("mn", sizes, {}, dtype, workers=1)
         kernel = contraction_mosaic_gpu.contraction(
             *letters, config=config, dtype=dtype, out_dtype=dtype
         )

@@ -201,5 +201,5 @@ def test_two_processes_make_the_same_program() -> None:
 
 
 def test_caches_have_a_bound() -> None:
-    size = fused.build.cache_info().maxsize
+    size = fused.remembered.cache_info().maxsize
     assert size is not None and size <= 4096

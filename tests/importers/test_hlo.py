@@ -321,6 +321,19 @@ def test_an_exchange_that_no_contraction_takes_whole(old: str, new: str) -> None
     assert pair(text.replace(old, new)) == ""
 
 
+@pytest.mark.parametrize("extents", ["4,0", "24"])
+def test_extents_that_do_not_fit_are_no_pair(extents: str) -> None:
+    """As damaged text has them: the arrays that are joined, or that are sent, have others."""
+    behind = JOINED + "  d = f32[2,4,4] bitcast(c)\n  e = f32[8,4] bitcast(d)\n"
+    text = OTHER + SLICES + SENT + behind + USED.replace("(c,", "(e,")
+    assert pair(text) == "all_to_all_matmul [all_to_all lhs b to a over ranks + dot]"
+    for damaged in (
+        text.replace("f32[4,4], f32[4,4]", f"f32[{extents}], f32[{extents}]"),
+        text.replace("f32[8,4] concatenate", f"f32[{extents}] concatenate"),
+    ):
+        assert damaged != text and pair(damaged) == ""
+
+
 PRODUCT = "  w = f32[8,8] constant({...})\n  p2 = f32[4,8] dot(p, w), " + DOT + "\n"
 
 

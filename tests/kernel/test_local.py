@@ -96,7 +96,8 @@ def test_index_maps_that_follow_no_axis_give_boxes() -> None:
 
 def test_operands_without_blocks_are_taken_whole() -> None:
     whole = kernel(pl.BlockSpec())
-    assert whole.read({"x": (4, 4)})[1]["x"].boxes(whole.tile_space({}))[1][1, 0].tolist() == [4, 4]
+    space, accesses = whole.read({"x": (4, 4)})
+    assert accesses["x"].boxes(space)[1][1, 0].tolist() == [4, 4]
 
 
 def test_block_shapes() -> None:

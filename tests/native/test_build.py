@@ -12,6 +12,7 @@ import pytest
 
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.native import build
+from syncopate_jax.native.cxx import find_compiler
 
 
 def fake_compiler(folder: Path, body: str) -> Path:
@@ -98,11 +99,52 @@ def test_what_the_compiler_says_is_passed_on(
     assert [path.name for path in cache.iterdir()] == ["lock"]
 
 
+def test_all_of_cxx_is_the_compiler(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    plain = fake_compiler(tmp_path, 'echo library > "$out"\n')
+    wrapper = tmp_path / "my wrapper"
+    wrapper.write_text(f'#!/bin/sh\necho "$2" >> {log}\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", f"'{wrapper}' {plain}")
+    assert find_compiler(os.environ) == (str(wrapper), str(plain))
+    assert build.build().read_text() == "library\n"
+    assert log.read_text() == f"--version\n{build.FLAGS[0]}\n"
+    monkeypatch.setenv("CXX", f"'{wrapper}")
+    assert f"no compiler was found ('{wrapper})" in str(build.missing())
+
+
+def test_a_compiler_that_hangs_is_ended(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, "exec sleep 60\n")))
+    monkeypatch.setattr(build, "LIMIT_S", 0.5)
+    with pytest.raises(UnsupportedError, match=r"did not end within 0.5 s: .*fake-c\+\+ .*; point"):
+        build.build()
+    assert [path.name for path in cache.iterdir()] == ["lock"]
+
+
+def test_what_cannot_be_run_kept_or_loaded_is_named(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = fake_compiler(tmp_path, 'echo library > "$out"\n')
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(UnsupportedError, match=r"handlers-\w+.so cannot be loaded .*; delete that"):
+        build.load.__wrapped__()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(compiler))  # a file
+    with pytest.raises(UnsupportedError, match=r"kept in .*/syncopate_jax .*XDG_CACHE_HOME"):
+        build.build()
+    compiler.write_text("#!/no/such/shell\n")
+    with pytest.raises(UnsupportedError, match=r"does not run .*fake-c\+\+ --version; point CXX"):
+        build.build()
+
+
 @pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 def test_the_source_compiles_without_a_warning(tmp_path: Path) -> None:
     import jax
 
-    command = [str(build.compiler()), *build.FLAGS, "-Werror", "-fsyntax-only"]
+    command = [*(find_compiler(os.environ) or ()), *build.FLAGS, "-Werror", "-fsyntax-only"]
     command += ["-isystem", jax.ffi.include_dir(), str(build.SOURCE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -212,6 +212,20 @@ def test_two_devices_with_one_rank_are_found_out() -> None:
         on_mesh(body)(values(0)).block_until_ready()
 
 
+def test_how_long_ranks_wait_is_settable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gather().limit_ms == 30_000
+    monkeypatch.setenv("SYNCOPATE_MEETING_MS", "120000")
+    assert gather().limit_ms == 120_000
+    for wrong in ("0", "-1", "2.5", "9" * 30):
+        monkeypatch.setenv("SYNCOPATE_MEETING_MS", wrong)
+        with pytest.raises(
+            InputError,
+            match="SYNCOPATE_MEETING_MS: needs milliseconds, a whole number of 1 to 2147483647, "
+            f"found '{wrong}'",
+        ):
+            gather()
+
+
 def one(**changes: Any) -> copies.Call:
     copy = copies.Copy(0, 0, 0, 0, ROW, 0, 0, ROW, ROW, ROWS, 0, 1, 0)
     fields = {f.name for f in dataclasses.fields(copies.Copy)}
@@ -230,6 +244,11 @@ def one(**changes: Any) -> copies.Call:
         (one(operand=3), "rank 0's operand 3 to rank 0's result 0 leaves its buffers"),
         (one(slot=7), "leaves its buffers"),
         (one(src_rank=1), "copy 0 goes from rank 1 to rank 0; there are 1"),
+        (
+            one(copies=tuple(one(lane=lane).copies[0] for lane in (1, 2))),
+            "one: copy 1 raises flag 0 of rank 0 on lane 2, and one before it on lane 1; give all "
+            "copies of a flag one lane",
+        ),
         (one(lane=9), "copy 0 is on lane 9; there are 1 to 8"),
         (one(slot=-1), "one: chunk 0 did not arrive within 300 ms: its flag is 0, needs 1"),
     ],

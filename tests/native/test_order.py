@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import jax
 import pytest
 
 from syncopate_jax.native import build
+from syncopate_jax.native.cxx import find_compiler
 
 pytestmark = [
     pytest.mark.slow,  # compiles the handlers once more
@@ -22,7 +24,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("driver") / "simulated_driver"
     folders = ("-isystem", jax.ffi.include_dir(), "-I", str(build.SOURCE.parent))
     flags = [flag for flag in build.FLAGS if flag not in ("-shared", "-O2")]
-    command = [str(build.compiler()), *flags, "-Wno-unused-function", *folders]
+    command = [*(find_compiler(os.environ) or ()), *flags, "-Wno-unused-function", *folders]
     done = subprocess.run(
         [*command, "-o", str(path), str(SOURCE), "-ldl"],
         capture_output=True,
@@ -48,3 +50,11 @@ def test_no_flag_is_up_ahead_of_its_data(simulated: Path) -> None:
 def test_a_stream_without_order_is_noticed(simulated: Path) -> None:
     code, said = run(simulated, "100", "broken")
     assert code == 1 and "is announced and not there, in the kernel" in said
+
+
+def test_no_copy_outlives_an_error(simulated: Path) -> None:
+    assert run(simulated, "1", "failing") == (0, "")
+
+
+def test_threads_share_seats_and_meetings_end(simulated: Path) -> None:
+    assert run(simulated, "100", "threads") == (0, "")

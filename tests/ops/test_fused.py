@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from syncopate_jax.ops import fused
 from syncopate_jax.ops.blocked import block
@@ -54,3 +56,20 @@ def test_a_backend_names_its_target(backend: str, target: str) -> None:
     layout = block(operators.get("all_gather_matmul"), (1, 512, 512), (512, 512), 2)
     operator, _ = fused.build("all_gather", layout, "bfloat16", "bfloat16", ("t",), options)
     assert (operator.target, operator.backend.name) == (target, backend)
+
+
+@pytest.mark.parametrize("target", ["mosaic_gpu", "triton"])
+def test_devices_of_other_core_counts_have_operators_of_their_own(target: str) -> None:
+    if target == "triton":
+        pytest.importorskip("jax_triton")
+    options = Options(backend="ldst_dedicated", target=target)
+    layout = block(operators.get("all_gather_matmul"), (1, 2048, 512), (512, 4096), 2)
+
+    def sms(cores: int) -> int | None:
+        device = AbstractDevice("NVIDIA GPU", cores, "cuda")
+        mesh = AbstractMesh((2,), ("t",), (AxisType.Manual,), abstract_device=device)
+        with jax.sharding.use_abstract_mesh(mesh):
+            found, _ = fused.build("all_gather", layout, "bfloat16", "bfloat16", ("t",), options)
+        return found.work.launch.sms
+
+    assert [sms(cores) for cores in (148, 132, 148)] == [148, 132, 148]

@@ -186,6 +186,7 @@ def test_readers_that_cannot_be_are_refused() -> None:
     ):
         with pytest.raises(InputError, match=f"Readers: {message}"):
             Readers(**given)
+    assert type(Readers(ctas=np.int64(2)).ctas) is int  # type: ignore[arg-type]
 
 
 def test_what_readers_do_not_serve_is_refused() -> None:

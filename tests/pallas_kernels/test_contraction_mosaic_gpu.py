@@ -16,7 +16,7 @@ SIZES = {"m": 192, "n": 128, "k": 128, "b": 2, "G": 2}
 
 
 def small(lhs: str, rhs: str, out: str) -> PallasKernel:
-    _, config = choose_config(lhs, out, SIZES, {}, "bfloat16", workers=1)
+    _, config = choose_config(out, SIZES, {}, "bfloat16", workers=1)
     return contraction(lhs, rhs, out, SIZES, config=config, dtype="bfloat16", out_dtype="bfloat16")
 
 
@@ -42,7 +42,7 @@ EXAMPLES = (
 
 def tile(sizes: dict[str, int], workers: int = 132, **asked: int) -> tuple[int, int, str]:
     """Rows and columns of a tile, and how two warpgroups share it."""
-    tiles, config = choose_config("mk", "mn", sizes, asked, "bfloat16", workers=workers)
+    tiles, config = choose_config("mn", sizes, asked, "bfloat16", workers=workers)
     assert (config.tile_m, config.tile_n) == (tiles["m"], tiles["n"])
     assert config.problem() is None and config.stages >= 4
     return config.tile_m, config.tile_n, config.split

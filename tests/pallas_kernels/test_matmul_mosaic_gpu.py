@@ -205,18 +205,6 @@ def test_after_tile_finds_all_parts_in_memory(overlap):
     np.testing.assert_array_equal(probe, parts[:, :, 5, :, 7].transpose(0, 2, 1))
 
 
-@pytest.mark.slow
-def test_k_block_chooses_what_to_contract():
-    """Taking block 0 at every step contracts three times over the first 64 elements."""
-    x, w = operands(M, K, N)
-
-    def hooks(x_ref, y_ref):
-        return dict(k_block=lambda tile, k: k * 0)
-
-    _, y = run_with_hooks(SMALL, hooks, [])
-    assert relative_error(y, 3 * reference(x[:, :64], w[:64])) < 3e-4
-
-
 # -- lowering for the GPU ------------------------------------------------------------------------
 
 BASE = MatmulConfig()
@@ -263,33 +251,6 @@ def test_lowers_for_the_gpu(name):
     function = functools.partial(kernel.matmul, config=config, num_sms=132, **options)
     lowered = jax.jit(function).trace(**shapes).lower(lowering_platforms=("cuda",))
     assert "mosaic_gpu" in lowered.as_text()
-
-
-def test_signal_after_a_tile_lowers_for_the_gpu():
-    def kernel_body(x_ref, w_ref, y_ref, flags_ref):
-        loop = tile_loop.TileLoop(
-            tile_loop.NaturalOrder(BASE.tiles(1024, 1024), BASE.group),
-            lax.axis_index(body.CTA_AXIS),
-            132,
-            after_tile=lambda tile: tile_loop.signal_flag(flags_ref, tile.m, 1),
-        )
-        body.compute_tiles(Operands(x_ref, w_ref, y_ref), BASE, loop)
-
-    function = plgpu.kernel(
-        kernel_body,
-        out_type=(jax.ShapeDtypeStruct((1024, 1024), BF16), jax.ShapeDtypeStruct((8,), jnp.int32)),
-        grid=(132,),
-        grid_names=(body.CTA_AXIS,),
-        cluster=(1, 1),
-        cluster_names=CLUSTER_AXES,
-        num_threads=3,
-        thread_name=body.WARPGROUP_AXIS,
-        compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
-    )
-    x = jax.ShapeDtypeStruct((1024, 1024), BF16)
-    assert (
-        "mosaic_gpu" in jax.jit(function).trace(x, x).lower(lowering_platforms=("cuda",)).as_text()
-    )
 
 
 # -- refusals ------------------------------------------------------------------------------------
