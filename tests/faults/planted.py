@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from syncopate_jax.backends import dma_tables
 from syncopate_jax.backends.in_order import SENT, START, WAIT, Sequence
+from syncopate_jax.backends.interface import once_a_work
 from syncopate_jax.ir.schedule import Schedule
 
 Fault = Callable[[Schedule, list[Sequence]], bool]
@@ -34,7 +34,7 @@ def planted(fault: Fault) -> Iterator[list[bool]]:
 
 def _forget(patch: pytest.MonkeyPatch) -> None:
     """Works that were laid out before are laid out anew, and again once the fault is gone."""
-    patch.setattr(dma_tables, "_made", weakref.WeakKeyDictionary())
+    patch.setattr(dma_tables, "lay_out", once_a_work(dma_tables.lay_out.__wrapped__))
 
 
 def _remote(schedule: Schedule, row: int) -> bool:
