@@ -11,7 +11,12 @@ import functools
 from collections.abc import Mapping
 
 from syncopate_jax.backends import triton_backends
-from syncopate_jax.backends.buffers import require_bound, require_filled, require_reached
+from syncopate_jax.backends.buffers import (
+    require_bound,
+    require_even,
+    require_filled,
+    require_reached,
+)
 from syncopate_jax.backends.interface import Backend, Work
 from syncopate_jax.check.verify import check
 from syncopate_jax.check.verify_schedule import check_schedule
@@ -91,6 +96,7 @@ def compile(
     require_bound(plan, axis_map)
     require_reached(plan, axis_map, kernel.results)
     require_filled(plan, axis_map, kernel.results)
+    require_even(plan, axis_map, kernel, accesses)
     launch = on_device(launch, target, plan.num_ranks)
 
     @functools.cache

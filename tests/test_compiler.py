@@ -19,7 +19,8 @@ from syncopate_jax.compiler import bound_shapes
 from syncopate_jax.compiler import compile as fuse
 from syncopate_jax.errors import InputError, PlanError, UnsupportedError
 from syncopate_jax.ir.build import build_plan
-from syncopate_jax.ir.chunk import Box
+from syncopate_jax.ir.chunk import Box, Chunk
+from syncopate_jax.ir.comm import P2P
 from syncopate_jax.ir.plan import Goal, Region, Tensor
 from syncopate_jax.kernel.axis_map import AxisMap
 from syncopate_jax.kernel.local import PallasKernel
@@ -499,6 +500,50 @@ def test_gaps_in_what_tiles_produce() -> None:
         "there; let its tiles produce that too"
     ):
         fuse(own_kernels.scale(5, 4), plan, {"y": "out"}, axis_name="t", backend="xla")
+
+
+def total(shape: tuple[int, int], axis: int) -> PallasKernel:
+    """y = x summed along the other axis than ``axis``; tiles are of one row or column of x."""
+
+    def body(x: Any, y: Any) -> None:
+        y[...] = x[...].sum(1 - axis, keepdims=True)
+
+    block, out = [*shape], [*shape]
+    block[axis], out[1 - axis] = 1, 1
+    along = (lambda i: (i, 0)) if axis == 0 else (lambda i: (0, i))
+    return PallasKernel(
+        body,
+        grid=(shape[axis],),
+        operands=("x",),
+        results=("y",),
+        in_specs=pl.BlockSpec(tuple(block), along),
+        out_specs=pl.BlockSpec((1, 1), along),
+        out_shape=jax.ShapeDtypeStruct(tuple(out), jnp.float32),
+        name="total",
+    )
+
+
+@each_backend
+def test_ranks_that_end_with_more_or_less(backend: str) -> None:
+    """Rank 1 gets all rows, rank 0 keeps its own: along rows that is a tile less, else a part."""
+    own = [Box((0, 0), (2, 4)), Box((2, 0), (6, 4))]
+    x = Tensor("t", (6, 4), "float32")
+    plan = build_plan(
+        "stair",
+        2,
+        [x],
+        [Region(rank, "t", box) for rank, box in enumerate(own)],
+        [Goal(0, "t", own[0]), Goal(1, "t", Box.full((6, 4)))],
+        [[P2P(0, 0, 1, Chunk("t", own[0]), Chunk("t", own[0]))], []],
+    )
+    assert verify(plan) == ()
+    options: dict[str, Any] = {"axis_name": "t", "backend": backend}
+    assert fuse(total((6, 4), 0), plan, {"t": "x"}, **options).backend.name == backend
+    with refused(
+        "plan stair: dimension 0 of operand 'x' ends with 2 elements on rank 0 and 6 on rank 1, "
+        "but kernel total takes in all of it for a tile; let all ranks end with as much along it"
+    ):
+        fuse(total((6, 4), 1), plan, {"t": "x"}, **options)
 
 
 def test_a_plan_that_does_not_verify() -> None:

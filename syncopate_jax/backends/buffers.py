@@ -15,7 +15,7 @@ result     what the operator returns: the rank's goals of what tiles wrote
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +24,11 @@ from syncopate_jax.check.ends import first_gap
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir.chunk import Box
 from syncopate_jax.ir.plan import Plan, Tensor
+from syncopate_jax.kernel.access import AnyAccess
 from syncopate_jax.kernel.axis_map import AxisMap, Binding
-from syncopate_jax.kernel.frame import corners, frame_box
+from syncopate_jax.kernel.blocks import block_indices
+from syncopate_jax.kernel.frame import corners, frame_box, frames
+from syncopate_jax.kernel.local import PallasKernel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,6 +188,36 @@ def require_filled(plan: Plan, axis_map: AxisMap, results: Iterable[str]) -> Non
             _require_no_gap(plan, tensor, tiles, frame, "produces", f"is result {operand!r}")
         frame = corners(plan, name, goals)
         _require_no_gap(plan, tensor, goals, frame, "ends with", "the operator returns")
+
+
+def require_even(
+    plan: Plan, axis_map: AxisMap, kernel: PallasKernel, accesses: Mapping[str, AnyAccess]
+) -> None:
+    """Raises InputError if a tile reads all of a dimension of which ranks have unequal parts.
+
+    It would take in what nobody filled, on ranks that have less. Along what tiles follow, ranks may
+    have unequal parts: tiles beyond them are nobody's. Ranks that have nothing are not asked.
+    """
+    specs = dict(zip(kernel.operands, kernel.in_specs, strict=True))
+    bound = frames(plan, axis_map, accesses)
+    for binding, frame in zip(axis_map.bindings, bound, strict=True):
+        if frame.write or binding.operand not in specs:
+            continue
+        where = f"{kernel.name}: {binding.operand}"
+        index = block_indices(specs[binding.operand], kernel.grid, where, len(frame.order))
+        some = np.flatnonzero(np.prod(frame.extent, axis=1))
+        for dim in np.flatnonzero(np.ptp(frame.extent[some], axis=0) if len(some) else []):
+            along = [a for a in range(len(kernel.grid)) if np.ptp(index[..., dim], axis=a).any()]
+            if along and not set(along) & set(kernel.reduction_axes):
+                continue
+            have = frame.extent[some, dim]
+            least, most = some[np.argmin(have)], some[np.argmax(have)]
+            raise InputError(
+                f"plan {plan.name}: dimension {dim} of operand {binding.operand!r} ends with "
+                f"{have.min()} elements on rank {least} and {have.max()} on rank {most}, but "
+                f"kernel {kernel.name} takes in all of it for a tile; let all ranks end with as "
+                f"much along it"
+            )
 
 
 def _require_no_gap(

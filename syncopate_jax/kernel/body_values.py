@@ -17,6 +17,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.extend import core
 
+from syncopate_jax.kernel.carried_state import ADDEND
 from syncopate_jax.kernel.step_numbers import CALLS, COMPARISONS
 
 OVERHEAD = 1000
@@ -160,10 +161,13 @@ WORDLESS = ("debug_print", "debug_callback", "dma_wait")
 
 
 class Machine:
-    """Runs programs, for no more than ``left`` units of work."""
+    """Runs programs, for no more than ``left`` units of work.
 
-    def __init__(self, left: float):
-        self.left = left
+    ``addend`` makes of a shape what is given for the addend; None: what its function gives.
+    """
+
+    def __init__(self, left: float, addend: Callable[[tuple[int, ...]], np.ndarray] | None = None):
+        self.left, self.addend = left, addend
 
     def run(self, jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """The outputs; references, which are ``Held``, are changed in place.
@@ -203,6 +207,8 @@ class Machine:
         if name == "run_scoped":
             inner = params["jaxpr"]
             return self.run(inner, ins, [scratch(v.aval, None) for v in inner.invars])
+        if params.get("name") == ADDEND and self.addend is not None:
+            return [self.addend(v.aval.shape) for v in eqn.outvars]
         if name in (*CALLS, "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"):
             inner = params["call_jaxpr"] if "call_jaxpr" in params else params["jaxpr"]
             if isinstance(inner, core.ClosedJaxpr):

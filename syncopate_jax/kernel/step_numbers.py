@@ -158,6 +158,8 @@ class _Reader:
             return [_Asks(frozenset([use]))]
         asks = frozenset(use for v in ins if isinstance(v, _Asks) for use in v.uses)
         if name in LOGIC and asks and not any(isinstance(v, _Number) for v in ins):
+            if BLOCK in ins or STATE in ins:
+                self._depends(asks)
             return [_Asks(asks)]
         if name == "cond":
             return self._cond(eqn, ins, deciding)
@@ -229,13 +231,15 @@ class _Reader:
         if isinstance(chosen, _Asks):
             self._ask("visit", chosen.uses)
             deciding |= chosen.uses
-            if BLOCK in operands:
+            if BLOCK in operands or self.under:
                 self._depends(deciding)
             return self._branches(eqn, operands, deciding)
         axes = {axis for axis in self._axes([chosen])} or ({-1} if chosen == BLOCK else set())
         self._used([chosen], deciding)
         if not axes:
             return self._branches(eqn, operands, deciding)
+        if deciding:
+            self._depends(deciding)
         self.under.append(_Under(axes, set(), set()))
         outs = self._branches(eqn, operands, deciding)
         under = self.under.pop()

@@ -19,7 +19,7 @@ from syncopate_jax.kernel.carried_state import ADDEND, check_state
 from syncopate_jax.kernel.grid_numbers import run_at
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.step_numbers import asking_visits
-from syncopate_jax.kernel.tried_orders import Body, check_orders, check_scratch
+from syncopate_jax.kernel.tried_orders import Body, check_addend, check_orders, check_scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,8 @@ def _check(
         results=[role in kernel.results for role in roles],
         addend=bool(addend),
     )
+    if addend:
+        check_addend(kernel, Body(jaxpr, constants, roles, None))
     reordered = reordered_axes(kernel, orders)
     program, doubt = _asking_visits(kernel, jaxpr, roles, reordered)
     if doubt is None and _is_sum(kernel, jaxpr, roles, reordered or kernel.reduction_axes):

@@ -2,9 +2,9 @@
 
 A tile is walked in the grid's order and in each order of the plan, in float64: sums, maxima and an
 online softmax then agree to far below the difference that any other rule makes. Draws of several
-kinds are tried: one sees what the next cannot, such as which of equal maxima is kept. Of a long
-reduction some steps stand for all: the first and last of each order, a pair that changes places,
-and others spread between.
+kinds are tried, each of another tile: one sees what the next cannot, such as which of equal maxima
+is kept. Of a long reduction some steps stand for all: the first and last of each order, a pair that
+changes places, those of which the program has the number, and others spread between.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend import core
 
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.kernel.blocks import block_indices
@@ -36,6 +37,7 @@ DRAWS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] =
     "large": lambda rng, shape: 20 * rng.standard_normal(shape),
 }
 """Fractions in a block; all blocks of an operand are alike where they are equal."""
+MOST_NAMED = 16  # numbers in the program that steps and tiles are taken for
 FEW_DRAWS = 4  # the first ones, where more would take long; large blocks have many values in each
 ORDERS = 3  # that are tried: of the first ranks that have different ones
 STEPS, MOST_STEPS = 8, 64  # of a long reduction along one axis; of one along several
@@ -97,6 +99,23 @@ def check_scratch(kernel: PallasKernel, body: Body) -> None:
         raise left_in_scratch(kernel.name, f"a tile ({leak})")
 
 
+def check_addend(kernel: PallasKernel, body: Body) -> None:
+    """Raises UnsupportedError where a result does not grow by what is given for the addend.
+
+    What cannot be tried is not refused.
+    """
+    steps = math.prod(kernel.grid[axis] for axis in kernel.reduction_axes)
+    try:
+        fault = _Trial(kernel, body, [range(steps)]).misadded()
+    except UntoldError:
+        return
+    if fault:
+        raise UnsupportedError(
+            f"kernel {kernel.name}: {fault}; a plan that reduces adds the partial results of peers "
+            f"there: add addend() to the tile, once, and store the sum; or use backend 'xla'"
+        )
+
+
 class _Trial:
     """A body and the orders that it is tried in; they are permutations of a tile's steps."""
 
@@ -108,6 +127,13 @@ class _Trial:
         distinct = [order for order in dict.fromkeys(map(tuple, orders))]
         self.orders = [o for o in distinct if list(o) != self.natural][:ORDERS]
         specs = dict(zip(kernel.operands, kernel.in_specs, strict=True))
+        named = sorted(_whole_numbers(body.program))
+        self.named = [n for n in named if 0 < n < len(self.natural) - 1][:MOST_NAMED]
+        self.tiles = [[(n - 1) * part // 2 for n in kernel.grid] for part in (2, 0, 1)]
+        for number in named[:MOST_NAMED]:
+            tile = [min(number, n - 1) for n in kernel.grid]
+            if tile not in self.tiles:
+                self.tiles.append(tile)
         self.index = {
             name: block_indices(spec, kernel.grid, f"{kernel.name}: {name}", 1)
             for name, spec in specs.items()
@@ -144,6 +170,30 @@ class _Trial:
                 return different
         return None
 
+    def misadded(self) -> str | None:
+        """How results follow from the addend otherwise than by its sum, in words."""
+        for steps in ([self.natural[-1]], sorted(self._steps((), 0))):
+            bare, added = (
+                self._walk(Machine(MOST_WORK, given), 0, steps) for given in (np.zeros, _addend)
+            )
+            grown = {
+                name: added[name] - bare[name] for name in bare if bare[name].dtype.kind in "fc"
+            }
+            changed = [name for name, by in grown.items() if np.nanmax(np.abs(by), initial=0) > 0]
+            if changed:
+                break
+        else:
+            return "none of its results changes with what it gets from addend()"
+        by, wanted = (grown[changed[0]].ravel(), _addend(grown[changed[0]].shape).ravel())
+        size = np.abs(bare[changed[0]]).ravel() + 1
+        wrong = np.flatnonzero(np.abs(by - wanted) > TOLERANCE * size)
+        if len(changed) == 1 and not len(wrong):
+            return None
+        if len(changed) > 1:
+            return f"what it gets from addend() changes {' and '.join(changed)}"
+        at = wrong[0]
+        return f"{changed[0]} changes by {by[at]:.4g} where addend() grows by {wanted[at]:.4g}"
+
     def _amount(self) -> tuple[int, list[tuple[int, ...]], set[int]]:
         """How many draws, which orders and which steps: many, where a step takes little."""
         machine = Machine(MOST_WORK)
@@ -173,6 +223,7 @@ class _Trial:
         for order in orders:
             turn = next(i for i in range(total - 1) if order[i] > order[i + 1])
             chosen |= {order[0], order[-1], order[turn], order[turn + 1]}
+        chosen |= set(self.named) if more else set()
         spread = np.linspace(0, total - 1, min(more, total)).astype(int).tolist()
         return chosen | set(spread)
 
@@ -181,8 +232,7 @@ class _Trial:
     ) -> Mapping[str, np.ndarray]:
         """The results of one tile: another one for another draw; ``left`` draws what is left."""
         kernel, body = self.kernel, self.body
-        part = (2, 0, 1)[draw % 3]
-        tile = [(n - 1) * part // 2 for n in kernel.grid]
+        tile = self.tiles[draw % len(self.tiles)]
         held: dict[Any, Any] = {}
         there: dict[Any, Any] = {}
         roles = dict(zip(body.program.constvars, body.roles, strict=True))
@@ -210,6 +260,23 @@ class _Trial:
         for axis, i in zip(self.axes, np.unravel_index(step, self.counts), strict=True):
             point[axis] = int(i)
         return point
+
+
+def _whole_numbers(jaxpr: Any) -> set[int]:
+    """Numbers from zero on that stand in the program: steps or tiles may be compared with them."""
+    found = set()
+    for eqn in jaxpr.eqns:
+        for v in eqn.invars:
+            if isinstance(v, core.Literal) and np.issubdtype(np.asarray(v.val).dtype, np.integer):
+                found |= {int(v.val)} if np.ndim(v.val) == 0 and v.val >= 0 else set()
+        for inner in core.jaxprs_in_params(eqn.params):
+            found |= _whole_numbers(inner)
+    return found
+
+
+def _addend(shape: tuple[int, ...]) -> np.ndarray:
+    """Partial results of peers, the same whenever they are asked for."""
+    return np.random.default_rng(math.prod(shape)).uniform(-3, 3, shape)
 
 
 def _constant(given: Any) -> Any:

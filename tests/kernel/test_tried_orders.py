@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -150,7 +151,50 @@ def test_what_depends_on_the_order(body: Callable[..., None]) -> None:
     )
 
 
-@pytest.mark.parametrize("body", [other_products_than_the_first, by_the_first])
+def at_first_where_data_say(x: Any, y: Any, a: Any, b: Any) -> None:
+    zero(y)
+    y[...] += x[...]
+
+    @pl.when((pl.program_id(1) == 0) & (x[0, 0] > 0))
+    def _() -> None:
+        y[...] += 100
+
+
+def where_data_say_at_first(x: Any, y: Any, a: Any, b: Any) -> None:
+    zero(y)
+
+    @pl.when(x[0, 0] > 0)
+    def _() -> None:
+        first(lambda: y.__setitem__(..., y[...] + 100))
+
+
+def at_first_a_choice_of_data(x: Any, y: Any, a: Any, b: Any) -> None:
+    zero(y)
+
+    @first
+    def _() -> None:
+        pl.when(x[0, 0] > 0)(lambda: y.__setitem__(..., y[...] + 100))
+
+
+def later_at_a_block(x: Any, y: Any, a: Any, b: Any) -> None:
+    zero(y)
+
+    @pl.when((pl.program_id(1) != 0) & (pl.program_id(1) % 4 == 0))
+    def _() -> None:
+        y[...] += 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        other_products_than_the_first,
+        by_the_first,
+        at_first_where_data_say,
+        where_data_say_at_first,
+        at_first_a_choice_of_data,
+        later_at_a_block,
+    ],
+)
 def test_what_is_done_with_the_first_block_alone(body: Callable[..., None]) -> None:
     text = "what the body does where pl.program_id\\(1\\) is first or last depends on the block"
     with pytest.raises(UnsupportedError, match=text):
@@ -327,6 +371,50 @@ def test_a_long_reduction_is_tried_on_some_steps(body: Callable[..., None]) -> N
     else:
         with pytest.raises(UnsupportedError, match=r"where \d+ steps are walked"):
             long(None)
+
+
+def test_steps_and_tiles_are_tried_whose_numbers_stand_in_the_program() -> None:
+    def at_a_step(x: Any, y: Any, a: Any, b: Any) -> None:
+        zero(y)
+        y[...] = jnp.where(pl.program_id(1) == 417, 0.0, y[...]) + x[...]
+
+    count = 1000
+    order = [(k + 250) % count for k in range(count)]
+    with pytest.raises(UnsupportedError, match=r"where \d+ steps are walked"):
+        check_body(kernel(at_a_step, count=count), {}, {"x": "float32"}, [order], None)
+
+    def in_a_tile(x: Any, y: Any, a: Any, b: Any) -> None:
+        zero(y)
+        y[...] = y[...] * jnp.where(pl.program_id(0) == 3, 0.5, 1.0) + x[...]
+
+    many = dataclasses.replace(
+        kernel(in_a_tile), grid=(50, COUNT), out_shape=jax.ShapeDtypeStruct((100, 2), "float32")
+    )
+    with pytest.raises(UnsupportedError, match="depends on their order"):
+        check_body(many, {}, {"x": "float32"}, [ARRIVAL], None)
+
+
+def test_what_is_made_of_the_addend() -> None:
+    def body(rule: Callable[[Any, Any], Any]) -> Callable[..., None]:
+        def run(x: Any, y: Any, a: Any, b: Any, addend: Any = None) -> None:
+            zero(a)
+            a[...] += x[...]
+            last(lambda: y.__setitem__(..., rule(a[...], addend())))
+
+        return run
+
+    def check_rule(rule: Callable[[Any, Any], Any]) -> None:
+        check_body(kernel(body(rule)), {}, {"x": "float32"}, [ARRIVAL], (2, 2))
+
+    check_rule(lambda tile, addend: addend + tile)
+    for rule, text in (
+        (lambda tile, addend: tile, "none of its results changes with what it gets from addend"),
+        (lambda tile, addend: tile - addend, r"y changes by \S+ where addend\(\) grows by"),
+        (lambda tile, addend: tile + 2 * addend, r"y changes by"),
+        (lambda tile, addend: jnp.maximum(tile + addend, 0), r"y changes by"),
+    ):
+        with pytest.raises(UnsupportedError, match=text):
+            check_rule(rule)
 
 
 def test_sums_are_seen_without_being_tried(monkeypatch: pytest.MonkeyPatch) -> None:
