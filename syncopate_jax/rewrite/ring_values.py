@@ -240,6 +240,10 @@ class Reader:
             return Ints(np.arange(self.ranks)) if params["axis_name"] == self.axis else None
         if name in CASTS:
             return args[0] if _is_int(out.dtype) else _sum_if_zero(node.inputs[0], args[0])
+        if name == "convert_element_type" and not _is_int(out.dtype):
+            known = _sum_if_zero(node.inputs[0], args[0])
+            zero = _is_empty(known) or (isinstance(known, Ints) and not known.at.any())
+            return Sum() if zero and out.shape == () else None
         if name == "ppermute" and isinstance(args[0], Part | Sum):
             sender = _senders(node, self.axis, self.ranks)
             return None if sender is None else args[0].moved(sender)
