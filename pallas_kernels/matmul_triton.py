@@ -277,7 +277,7 @@ class MatmulConfig:
     @property
     def walks(self) -> bool:
         """Whether a program computes several tiles."""
-        return self.persistent or self.described
+        return self.persistent or self.described or self.late > 0
 
     def has_steps(self, k: int) -> bool:
         """Whether a tile has the k steps that a late store of four bands takes."""

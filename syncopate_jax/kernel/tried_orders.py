@@ -90,11 +90,7 @@ def check_scratch(kernel: PallasKernel, body: Body) -> None:
     A tile of the end, the beginning and the middle is computed over other contents each. What
     cannot be tried is not refused: ``carried_state`` has read it.
     """
-    steps = math.prod(kernel.grid[axis] for axis in kernel.reduction_axes)
-    try:
-        leak = _Trial(kernel, body, [range(steps)]).leak()
-    except UntoldError:
-        return
+    leak = _seen(kernel, body, _Trial.leak)
     if leak:
         raise left_in_scratch(kernel.name, f"a tile ({leak})")
 
@@ -104,16 +100,21 @@ def check_addend(kernel: PallasKernel, body: Body) -> None:
 
     What cannot be tried is not refused.
     """
-    steps = math.prod(kernel.grid[axis] for axis in kernel.reduction_axes)
-    try:
-        fault = _Trial(kernel, body, [range(steps)]).misadded()
-    except UntoldError:
-        return
+    fault = _seen(kernel, body, _Trial.misadded)
     if fault:
         raise UnsupportedError(
             f"kernel {kernel.name}: {fault}; a plan that reduces adds the partial results of peers "
             f"there: add addend() to the tile, once, and store the sum; or use backend 'xla'"
         )
+
+
+def _seen(kernel: PallasKernel, body: Body, look: Callable[[_Trial], str | None]) -> str | None:
+    """What ``look`` finds in tiles walked in the grid's order; None too where it cannot be told."""
+    steps = math.prod(kernel.grid[axis] for axis in kernel.reduction_axes)
+    try:
+        return look(_Trial(kernel, body, [range(steps)]))
+    except UntoldError:
+        return None
 
 
 class _Trial:

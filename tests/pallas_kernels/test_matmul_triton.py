@@ -113,6 +113,7 @@ def test_the_usual_product_is_late_or_flat_where_it_can_be(
     mkn: tuple[int, int, int], dtype: str, out_dtype: str, wanted: MatmulConfig
 ) -> None:
     assert MatmulConfig.usual(mkn, dtype, out_dtype, 128) == wanted
+    assert MatmulConfig(persistent=False, late=2).walks
     kernel = matmul_triton.matmul(*mkn, out_dtype, programs=128)
     same = MatmulConfig.usual(mkn, out_dtype, out_dtype, 128)
     assert kernel.triton_body.arguments == same.arguments(*mkn, 128)
