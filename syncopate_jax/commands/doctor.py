@@ -22,7 +22,8 @@ ABILITIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("target mosaic_gpu: fused Pallas kernels", (*CORE, "GPU")),
     ("target triton with folded ranks: fused Triton kernels", (*CORE, "GPU", "Triton")),
     ("target triton on a mesh", (*CORE, "GPU", "Triton", "C++ compiler")),
-    ("backend copy_engine", (*CORE, "GPU", "C++ compiler")),
+    ("backend copy_engine on GPUs", (*CORE, "GPU", "C++ compiler")),
+    ("backend copy_engine's copies on CPU devices", (*CORE, "C++ compiler")),
     ("kernels compiled ahead of time", (*CORE, "JAX's CUDA plugin", "nvcc")),
     ("pictures as PNG", ("matplotlib",)),
 )

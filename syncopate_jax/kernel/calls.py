@@ -98,6 +98,16 @@ class Calls:
                         tree = _tree(helper)
                         todo.append((Calls(captured(helper)), [tree]))
 
+    def helper(self, call: ast.Call) -> tuple[Calls, ast.FunctionDef] | None:
+        """The calls and the syntax tree of the helper that is called, None for all else.
+
+        Raises:
+          InputError: a helper's source cannot be found.
+        """
+        value = self.value(call.func)
+        found = [] if inspect.isclass(value) else _helpers(value)
+        return (Calls(captured(found[0])), _tree(found[0])) if found else None
+
     def axes_of_programs(self, nodes: Sequence[ast.AST]) -> set[int]:
         """Axes of the grid that ``nodes`` ask for a program's number, or their count."""
         found = (

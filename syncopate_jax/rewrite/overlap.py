@@ -34,6 +34,9 @@ class Overlapped[**P, R]:
         self.auto_axes = auto_axes
         self._traced: dict[Any, Any] = {}
 
+    def __repr__(self) -> str:
+        return f"overlap({self.fn!r}, backend={self.options.backend!r})"
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """What ``fn`` returns for these arguments."""
         closed, fill, leaves, tree = self._trace(args, kwargs)

@@ -14,7 +14,11 @@ VALUES = ("tl.load", "tl.dot", "tl.atomic_add", "tl.load_tensor_descriptor")
 
 def addresses(block: Iterable[ast.stmt], pointer: str, calls: Calls) -> set[str]:
     """``pointer`` and the names of ``block`` that are computed from it and are addresses too."""
-    found = {pointer}
+    return _computed(block, {pointer}, calls)
+
+
+def _computed(block: Iterable[ast.stmt], known: set[str], calls: Calls) -> set[str]:
+    found = set(known)
     for statement in block:
         for node in ast.walk(statement):
             for target, value in _given(node):
@@ -50,9 +54,30 @@ def _is_address(node: ast.expr, known: set[str], calls: Calls) -> bool:
         parts = [node.left, node.right]
     elif isinstance(node, ast.IfExp):
         parts = [node.body, node.orelse]
+    elif isinstance(node, ast.Tuple):
+        parts = node.elts
     elif isinstance(node, ast.Call) and calls.name(node) not in VALUES:
         parts = [*node.args, *(keyword.value for keyword in node.keywords)]
-    return any(_is_address(part, known, calls) for part in parts)
+    if not any(_is_address(part, known, calls) for part in parts):
+        return False
+    if isinstance(node, ast.Call) and (helper := calls.helper(node)) is not None:
+        return _returns_address(node, *helper, known, calls)
+    return True
+
+
+def _returns_address(
+    call: ast.Call, inside: Calls, helper: ast.FunctionDef, known: set[str], calls: Calls
+) -> bool:
+    """Whether a helper that is given addresses returns one; not what it loads from there."""
+    names = [arg.arg for arg in (*helper.args.posonlyargs, *helper.args.args)]
+    given = dict(zip(names, call.args, strict=False))
+    given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    if len(call.args) + len(call.keywords) > len(given):
+        return True  # by * or **, where which is which is not known
+    own = {name for name, value in given.items() if _is_address(value, known, calls)}
+    found = _computed(helper.body, own, inside)
+    returned = [node.value for node in ast.walk(helper) if isinstance(node, ast.Return)]
+    return any(_is_address(value, found, inside) for value in returned if value is not None)
 
 
 @dataclass(frozen=True, slots=True)

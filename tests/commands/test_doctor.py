@@ -48,7 +48,7 @@ def test_reports_what_is_missing_and_the_fix(
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert f"missing  GPU                gone\n{'':<26}  -> get GPU\n" in out
-    assert "no       backend copy_engine (lacks GPU)\n" in out
+    assert "no       backend copy_engine on GPUs (lacks GPU)\n" in out
     assert "no       pictures as PNG (lacks matplotlib)\n" in out
     assert "yes      backend xla" in out
     assert "broken" not in out
@@ -218,8 +218,12 @@ def test_kernels_are_not_compiled_ahead_without_the_plugin() -> None:
 def test_triton_on_a_mesh_and_the_copy_engine_need_a_compiler() -> None:
     lacking = dict(doctor.abilities(without("C++ compiler")))
     needing = {name for name, probes in lacking.items() if probes == ("C++ compiler",)}
-    assert needing == {"target triton on a mesh", "backend copy_engine"}
-    assert sum(map(len, lacking.values())) == 2
+    assert needing == {
+        "target triton on a mesh",
+        "backend copy_engine on GPUs",
+        "backend copy_engine's copies on CPU devices",
+    }
+    assert sum(map(len, lacking.values())) == len(needing)
 
 
 def test_packages() -> None:

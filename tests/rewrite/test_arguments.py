@@ -154,6 +154,10 @@ def test_overlapped_twice() -> None:
     assert syncopate_jax.overlap is overlap
 
 
+def test_shown_with_its_function_and_backend() -> None:
+    assert repr(overlap(product, backend="xla")) == f"overlap({product!r}, backend='xla')"
+
+
 def test_side_effects_happen_once_a_device() -> None:
     seen: list[float] = []
 

@@ -40,3 +40,34 @@ def test_values_are_known_by_what_loads_them() -> None:
     tl = pytest.importorskip("triton").language
     block = ast.parse("v = language.load(x_ptr)").body
     assert pointers.addresses(block, "x_ptr", Calls({"language": tl})) == {"x_ptr"}
+
+
+def corner(ptr, row, stride):  # type: ignore[no-untyped-def]
+    return ptr + row * stride
+
+
+def loaded(ptr, row, stride):  # type: ignore[no-untyped-def]
+    spot = corner(ptr, row, stride)
+    return tl.load(spot)  # noqa: F821
+
+
+def both(ptr, n):  # type: ignore[no-untyped-def]
+    spot = ptr + n
+    return tl.load(spot), spot  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("p = corner(x_ptr, 1, stride=2)", {"p"}),
+        ("v = loaded(x_ptr, 1, 2)", set()),
+        ("v = loaded(row=1, stride=2, ptr=x_ptr)", set()),
+        ("n = corner(y_ptr, x_ptr, 2)", {"n"}),  # whatever is added to an address is one
+        ("n = loaded(y_ptr, x_ptr, 2)", set()),
+        ("v, p = both(x_ptr, 1)", {"v", "p"}),
+    ],
+)
+def test_helpers_are_looked_into(text: str, found: set[str]) -> None:
+    helpers = {"corner": corner, "loaded": loaded, "both": both}
+    block = ast.parse(text).body
+    assert pointers.addresses(block, "x_ptr", Calls(helpers)) == {"x_ptr", *found}
