@@ -8,6 +8,7 @@ first use, so that plans can be made, verified and simulated without waiting for
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from syncopate_jax.kernel.local import PallasKernel
     from syncopate_jax.registry import templates
     from syncopate_jax.rewrite.overlap import overlap
+
+# Where a checkout is imported as it lies, from its own folder, say, plans/ and pallas_kernels/ are
+# beside this package and not, as where it is installed, inside it.
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+if not os.path.isdir(os.path.join(_FOLDER, "plans")):
+    __path__.append(os.path.dirname(_FOLDER))
 
 _HOMES = {
     "PallasKernel": "syncopate_jax.kernel.local",

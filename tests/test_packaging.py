@@ -160,3 +160,12 @@ def test_an_editable_install_reads_the_sources(tmp_path: Path, source: Path, pyt
     paths = run(python, "-c", IMPORTS, cwd=empty).split()
     expected = ["syncopate_jax", "plans", "pallas_kernels"]
     assert [Path(p) for p in paths] == [source / name / "__init__.py" for name in expected]
+
+
+def test_a_checkout_is_whole_where_it_lies(source: Path, python: Path) -> None:
+    """Not installed, or shadowing what is: the folder that Python starts in comes first."""
+    paths = run(python, "-c", IMPORTS, cwd=source).split()
+    expected = ["syncopate_jax", "plans", "pallas_kernels"]
+    assert [Path(p) for p in paths] == [source / name / "__init__.py" for name in expected]
+    listed = run(python, "-m", "syncopate_jax", "plan", "--list", cwd=source)
+    assert "all_gather_ring" in listed
