@@ -32,6 +32,7 @@ from syncopate_jax.backends.peers import barrier_id, peer_id
 from syncopate_jax.errors import SyncopateError, UnsupportedError
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.traced_body import check_body, trace_body
+from syncopate_jax.kernel.tried_orders import AddendError
 from syncopate_jax.options import Launch
 from syncopate_jax.registry import backends
 
@@ -49,7 +50,10 @@ class RemoteDma:
         return 1
 
     def unsupported_reason(self, work: Work, target: str) -> str | None:
-        """Why the work cannot be done here; None when it can."""
+        """Why the work cannot be done here; None when it can.
+
+        Raises AddendError where the body misuses its addend, which no other backend would mend.
+        """
         if target not in self.targets:
             return wrong_target(self.name, self.targets, target)
         if fault := work.kernel.body_fault():
@@ -58,6 +62,8 @@ class RemoteDma:
             return f"{self.name}: {reason}"
         try:
             return _body_reason(work, dma_tables.lay_out(work))
+        except AddendError:
+            raise
         except SyncopateError as error:
             return str(error)
 

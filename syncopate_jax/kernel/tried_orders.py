@@ -19,14 +19,15 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from syncopate_jax.errors import UnsupportedError
+from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.kernel.blocks import block_indices
 from syncopate_jax.kernel.body_values import Held, Machine, UntoldError, scratch, widened
 from syncopate_jax.kernel.carried_state import left_in_scratch
 from syncopate_jax.kernel.local import PallasKernel
 
 EQUAL = "equal blocks"
-DRAWS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {
+Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+DRAWS: dict[str, Draw] = {
     "normal": lambda rng, shape: rng.standard_normal(shape),
     "0 or 1": lambda rng, shape: rng.integers(0, 2, shape),
     EQUAL: lambda rng, shape: rng.standard_normal(shape),
@@ -39,6 +40,9 @@ DRAWS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] =
 """Fractions in a block; all blocks of an operand are alike where they are equal."""
 MOST_NAMED = 16  # numbers in the program that steps and tiles are taken for
 FEW_DRAWS = 4  # the first ones, where more would take long; large blocks have many values in each
+MOST_AROUND = 3  # numbers in the program around which values are drawn too
+REACHED = 0.02, 60.0  # sizes that the draws above have anyway
+SIZES = 1e-8, 1e5  # those of bounds; beyond are guards, and what stands for infinity
 ORDERS = 3  # that are tried: of the first ranks that have different ones
 STEPS, MOST_STEPS = 8, 64  # of a long reduction along one axis; of one along several
 EASY, MOST_WORK = 2e9, 1e10  # a second and some, in the unit of ``Machine.left``
@@ -95,16 +99,21 @@ def check_scratch(kernel: PallasKernel, body: Body) -> None:
         raise left_in_scratch(kernel.name, f"a tile ({leak})")
 
 
+class AddendError(InputError):
+    """A body makes something else of its addend than a sum: on no backend is that what is meant."""
+
+
 def check_addend(kernel: PallasKernel, body: Body) -> None:
-    """Raises UnsupportedError where a result does not grow by what is given for the addend.
+    """Raises AddendError where a result does not grow by what is given for the addend.
 
     What cannot be tried is not refused.
     """
     fault = _seen(kernel, body, _Trial.misadded)
     if fault:
-        raise UnsupportedError(
+        raise AddendError(
             f"kernel {kernel.name}: {fault}; a plan that reduces adds the partial results of peers "
-            f"there: add addend() to the tile, once, and store the sum; or use backend 'xla'"
+            f"there: add addend() to the tile, once, store the sum, and put what is made of the "
+            f"whole result behind the operator"
         )
 
 
@@ -130,6 +139,10 @@ class _Trial:
         specs = dict(zip(kernel.operands, kernel.in_specs, strict=True))
         named = sorted(_whole_numbers(body.program))
         self.named = [n for n in named if 0 < n < len(self.natural) - 1][:MOST_NAMED]
+        self.draws = list(DRAWS.items())
+        around = [(f"around {size:g}", _normal_of(size)) for size in _bounds(body)]
+        self.draws[FEW_DRAWS:FEW_DRAWS] = around
+        self.few = FEW_DRAWS + len(around)
         self.tiles = [[(n - 1) * part // 2 for n in kernel.grid] for part in (2, 0, 1)]
         for number in named[:MOST_NAMED]:
             tile = [min(number, n - 1) for n in kernel.grid]
@@ -144,7 +157,7 @@ class _Trial:
         """What differs, in words."""
         draws, orders, steps = self._amount()
         machine, told = Machine(MOST_WORK), False
-        for draw, kind in enumerate(DRAWS):
+        for draw, (kind, _) in enumerate(self.draws):
             if draw >= draws and told:
                 break
             wanted = self._walk(machine, draw, sorted(steps))
@@ -200,14 +213,15 @@ class _Trial:
         machine = Machine(MOST_WORK)
         self._walk(machine, 0, [0])
         each = MOST_WORK - machine.left
-        for draws, orders, more in (
-            (len(DRAWS), self.orders, STEPS),
-            (len(DRAWS), self.orders[:1], 0),
-            (FEW_DRAWS, self.orders[:1], 0),
+        for draws, orders, more, bearable in (
+            (len(self.draws), self.orders, STEPS, EASY),
+            (len(self.draws), self.orders[:1], 0, EASY),
+            (self.few, self.orders[:1], 0, MOST_WORK),
+            (FEW_DRAWS, self.orders[:1], 0, MOST_WORK),
         ):
             steps = self._steps(orders, more)
             work = each * draws * (1 + len(orders)) * len(steps)
-            if work <= EASY:
+            if work <= bearable:
                 break
         if work > MOST_WORK:
             raise UntoldError("it takes too much to compute on blocks of these sizes")
@@ -250,7 +264,7 @@ class _Trial:
                     block = tuple(map(int, self.index[role][tuple(index)]))
                     if there.get(v) != block:
                         machine.pay(DRAWN * math.prod(v.aval.shape))
-                        held[v], there[v] = Held(_drawn(draw, role, block, v.aval)), block
+                        held[v], there[v] = Held(self._drawn(draw, role, block, v.aval)), block
             numbers = [np.int32(i) for i in (*index, *visits)]
             machine.run(body.program, [held[v] for v in roles], numbers)
         return {role: held[v].array for v, role in roles.items() if role in kernel.results}
@@ -262,17 +276,57 @@ class _Trial:
             point[axis] = int(i)
         return point
 
+    def _drawn(self, draw: int, name: str, block: tuple[int, ...], aval: Any) -> np.ndarray:
+        """The block of an operand, the same whenever it is asked for."""
+        (kind, values), dtype = self.draws[draw], widened(aval.dtype)
+        seed = repr((kind, name, None if kind == EQUAL else block))
+        rng = np.random.default_rng(zlib.crc32(seed.encode()))
+        if dtype.kind in "fc":
+            return values(rng, aval.shape).astype(dtype)
+        if dtype.kind == "i" and (draw % 2 or kind not in DRAWS):  # else such as index something
+            return np.rint(3 * values(rng, aval.shape)).astype(dtype)
+        return rng.integers(0, 2 if dtype.kind == "b" else 3, aval.shape).astype(dtype)
+
+
+def _normal_of(size: float) -> Draw:
+    return lambda rng, shape: size * rng.standard_normal(shape)
+
+
+def _bounds(body: Body) -> list[float]:
+    """Sizes of numbers in the program that values may be compared with, of those not drawn anyway.
+
+    The largest come first: sums reach them the latest.
+    """
+    given = [np.asarray(c) for c in body.constants if isinstance(c, jax.Array | np.ndarray)]
+    single = {number for c in given if c.size == 1 for number in _number(c.reshape(()))}
+    sizes = {abs(float(number)) for number in _numbers(body.program) | single}
+    kept = {m for m in sizes if SIZES[0] <= m <= SIZES[1] and not REACHED[0] <= m <= REACHED[1]}
+    return sorted(kept, reverse=True)[:MOST_AROUND]
+
 
 def _whole_numbers(jaxpr: Any) -> set[int]:
     """Numbers from zero on that stand in the program: steps or tiles may be compared with them."""
-    found = set()
+    return {n for n in _numbers(jaxpr) if isinstance(n, int) and n >= 0}
+
+
+def _numbers(jaxpr: Any) -> set[int | float]:
+    """The numbers that stand in the program."""
+    found: set[int | float] = set()
     for eqn in jaxpr.eqns:
         for v in eqn.invars:
-            if isinstance(v, core.Literal) and np.issubdtype(np.asarray(v.val).dtype, np.integer):
-                found |= {int(v.val)} if np.ndim(v.val) == 0 and v.val >= 0 else set()
+            found |= _number(np.asarray(v.val)) if isinstance(v, core.Literal) else set()
         for inner in core.jaxprs_in_params(eqn.params):
-            found |= _whole_numbers(inner)
+            found |= _numbers(inner)
     return found
+
+
+def _number(value: np.ndarray) -> set[int | float]:
+    """The real number in ``value``, a set of none where it is something else."""
+    if value.ndim == 0 and jax.numpy.issubdtype(value.dtype, np.integer):
+        return {int(value)}
+    if value.ndim == 0 and jax.numpy.issubdtype(value.dtype, np.floating):
+        return {float(value)}
+    return set()
 
 
 def _addend(shape: tuple[int, ...]) -> np.ndarray:
@@ -284,18 +338,6 @@ def _constant(given: Any) -> Any:
     if isinstance(given, jax.core.Tracer) or not isinstance(given, jax.Array | np.ndarray):
         raise UntoldError("it uses a value from around it that is not known yet")
     return np.asarray(given).astype(widened(given.dtype))
-
-
-def _drawn(draw: int, name: str, block: tuple[int, ...], aval: Any) -> np.ndarray:
-    """The block of an operand, the same whenever it is asked for."""
-    kind, dtype = list(DRAWS)[draw], widened(aval.dtype)
-    seed = repr((draw, name, None if kind == EQUAL else block))
-    rng = np.random.default_rng(zlib.crc32(seed.encode()))
-    if dtype.kind in "fc":
-        return DRAWS[kind](rng, aval.shape).astype(dtype)
-    if dtype.kind == "i" and draw % 2:  # else such as index something
-        return np.rint(3 * DRAWS[kind](rng, aval.shape)).astype(dtype)
-    return rng.integers(0, 2 if dtype.kind == "b" else 3, aval.shape).astype(dtype)
 
 
 def _different(wanted: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> str | None:

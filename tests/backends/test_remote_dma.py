@@ -114,7 +114,7 @@ def test_kernels_without_an_addend() -> None:
     assert_refused(reducing(has_addend=False), "kernel product takes no addend; give it has_addend")
 
 
-def adding(body: Any, dtype: str = "float32") -> Work:
+def adding(body: Any, dtype: str = "float32", backend: str = "xla") -> Work:
     """Partial sums of 8 rows, of which ``body`` makes two in two steps."""
     rows = pl.BlockSpec((2, 4), lambda i, k: (i, 0))
     kernel = PallasKernel(
@@ -129,7 +129,22 @@ def adding(body: Any, dtype: str = "float32") -> Work:
         name="adding",
     )
     plan = reduce_scatter_direct(2, (8, 4), dtype=dtype)
-    return fuse(kernel, plan, {"y": "y"}, axis_name="t", backend="xla").work
+    return fuse(kernel, plan, {"y": "y"}, axis_name="t", backend=backend).work
+
+
+def test_misuse_of_an_addend_is_no_matter_of_the_backend() -> None:
+    """``auto`` would else take ``xla``, which adds up what the function makes of each partial."""
+
+    def body(x: jax.Ref, y: jax.Ref, addend: Any = None) -> None:
+        pl.when(pl.program_id(1) == 0)(lambda: y.__setitem__(..., x[...]))
+
+        @pl.when(pl.program_id(1) == 1)
+        def _() -> None:
+            total = y[...] + x[...]
+            y[...] = jnp.maximum(total if addend is None else total + addend(), 0)
+
+    with pytest.raises(InputError, match=r"y changes by .* put what is made of the whole result"):
+        adding(body, backend="auto")
 
 
 @pytest.mark.parametrize(

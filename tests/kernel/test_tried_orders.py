@@ -4,62 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from syncopate_jax.errors import UnsupportedError
-from syncopate_jax.kernel import accumulation, traced_body, tried_orders
-from syncopate_jax.kernel.local import PallasKernel
+from syncopate_jax.kernel import traced_body, tried_orders
 from syncopate_jax.kernel.traced_body import check_body
+from syncopate_jax.kernel.tried_orders import AddendError
 from syncopate_jax.pallas_kernels import matmul_tpu
 from tests.backends import own_kernels
-
-COUNT = 4
-ARRIVAL = (2, 3, 0, 1)
-
-
-def kernel(body: Callable[..., None], dtype: str = "float32", count: int = COUNT) -> PallasKernel:
-    """Reduces blocks of x along grid axis 1, with two blocks of scratch."""
-    block = pl.BlockSpec((2, 2), lambda i, k: (i, 0))
-    return PallasKernel(
-        body,
-        grid=(2, count),
-        operands=("x",),
-        results=("y",),
-        in_specs=pl.BlockSpec((2, 2), lambda i, k: (i, k)),
-        out_specs=block,
-        out_shape=jax.ShapeDtypeStruct((4, 2), dtype),
-        scratch_shapes=[pltpu.VMEM((2, 2), dtype)] * 2,
-        name="reduces",
-    )
-
-
-def check(body: Callable[..., None], dtype: str = "float32") -> None:
-    check_body(kernel(body, dtype), {}, {"x": dtype}, [ARRIVAL, range(COUNT)], None)
-
-
-def first(function: Callable[[], None]) -> None:
-    pl.when(pl.program_id(1) == 0)(function)
-
-
-def later(function: Callable[[], None]) -> None:
-    pl.when(pl.program_id(1) > 0)(function)
-
-
-def last(function: Callable[[], None]) -> None:
-    pl.when(pl.program_id(1) == pl.num_programs(1) - 1)(function)
-
-
-def zero(ref: Any) -> None:
-    first(lambda: ref.__setitem__(..., jnp.zeros_like(ref)))
+from tests.kernel.reducing import ARRIVAL, COUNT, check, first, kernel, last, later, zero
 
 
 def running_average(x: Any, y: Any, a: Any, b: Any) -> None:
@@ -413,7 +374,7 @@ def test_what_is_made_of_the_addend() -> None:
         (lambda tile, addend: tile + 2 * addend, r"y changes by"),
         (lambda tile, addend: jnp.maximum(tile + addend, 0), r"y changes by"),
     ):
-        with pytest.raises(UnsupportedError, match=text):
+        with pytest.raises(AddendError, match=text):
             check_rule(rule)
 
 
@@ -453,150 +414,3 @@ def test_attention_is_tried() -> None:
     attention = own_kernels.attention(4, 12, 4, 2, 2)
     dtypes = dict.fromkeys(attention.operands, "float32")
     check_body(attention, {}, dtypes, [(2, 3, 4, 5, 0, 1), (4, 5, 0, 1, 2, 3)], None)
-
-
-# --- bodies made at random ---------------------------------------------------------------
-
-Rule = Callable[[Any, Any, Any], Any]
-LEAVES: list[tuple[str, Rule]] = [
-    ("kept", lambda m, old, new: old),
-    ("new", lambda m, old, new: new),
-    ("half", lambda m, old, new: new * 0 + 0.5),
-]
-NODES: list[tuple[str, Callable[..., Any]]] = [
-    ("add", lambda m, a, b: a + b),
-    ("mul", lambda m, a, b: a * b),
-    ("max", lambda m, a, b: m.maximum(a, b)),
-    ("min", lambda m, a, b: m.minimum(a, b)),
-    ("where", lambda m, a, b: m.where(a > b, a, b + 1)),
-]
-
-
-def rule(rng: np.random.Generator, depth: int) -> tuple[str, Rule]:
-    """What a step makes of what is kept and of its block, for NumPy or JAX as ``m``."""
-    if depth == 0:
-        return LEAVES[rng.integers(len(LEAVES))]
-    name, node = NODES[rng.integers(len(NODES))]
-    (left, a), (right, b) = (rule(rng, int(rng.integers(depth))) for _ in range(2))
-    made = lambda m, old, new: node(m, a(m, old, new), b(m, old, new))  # noqa: E731
-    return f"{name}({left}, {right})", made
-
-
-def folded(update: Rule, blocks: Sequence[np.ndarray], stored: bool) -> np.ndarray:
-    kept = np.zeros((2, 2))
-    for at, block in enumerate(blocks):
-        kept = block if stored and at == 0 else np.asarray(update(np, kept, block))
-    return kept
-
-
-def same(update: Rule, stored: bool, rng: np.random.Generator) -> bool:
-    """Whether blocks that are few values, of any sign or alike give the same in both orders."""
-    for turn in range(40):
-        blocks = list(rng.standard_normal((COUNT, 2, 2)))
-        if turn % 3 == 1:
-            blocks = list(rng.integers(-1, 2, (COUNT, 2, 2)).astype(float))
-        if turn % 3 == 2:
-            blocks = [np.abs(block) + 0.5 for block in blocks]
-        if turn % 2 == 1:
-            blocks = [block * 10 for block in blocks]
-        ways = [folded(update, [blocks[k] for k in order], stored) for order in ORDERS]
-        if not np.allclose(*ways, rtol=1e-8, atol=1e-11):
-            return False
-    return True
-
-
-ORDERS = (range(COUNT), ARRIVAL)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_bodies_made_at_random(seed: int) -> None:
-    """What is taken gives the same on other blocks than those that were tried, and the reverse."""
-    rng = np.random.default_rng(seed)
-    taken = refused = 0
-    for _ in range(12):
-        text, update = rule(rng, int(rng.integers(1, 4)))
-        stored = bool(rng.integers(2))
-
-        def body(
-            x: Any, y: Any, a: Any, b: Any, update: Any = update, stored: Any = stored
-        ) -> None:
-            def step() -> None:
-                a[...] = update(jnp, a[...], x[...])
-
-            if stored:
-                first(lambda: a.__setitem__(..., x[...]))
-                later(step)
-            else:
-                zero(a)
-                step()
-            last(lambda: y.__setitem__(..., a[...]))
-
-        try:
-            check(body)
-        except UnsupportedError as error:
-            refused += 1
-            assert not same(update, stored, rng), (text, stored, str(error))
-        else:
-            taken += 1
-            assert same(update, stored, rng), (text, stored)
-    assert taken and refused, (taken, refused)
-
-
-def statement(rng: np.random.Generator) -> tuple[str, Callable[..., None]]:
-    """One line of a body, under a condition or none, on some of y, a and b."""
-    to, by = rng.integers(3, size=2)
-    kinds: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
-        ("start", lambda kept, x, other: jnp.zeros_like(kept)),
-        ("add", lambda kept, x, other: kept + x),
-        ("add", lambda kept, x, other: kept - 2 * x),
-        ("max", lambda kept, x, other: jnp.maximum(x, kept)),
-        ("from", lambda kept, x, other: 1 + other),
-        ("add from", lambda kept, x, other: kept + other),
-    ]
-    kind, made = kinds[rng.integers(len(kinds))]
-    wheres = ["first"] * 6 if kind == "start" else ["last"] * 3 if "from" in kind else []
-    where = [*wheres, "always", "always", "last", "data"][rng.integers(4 + len(wheres))]
-
-    before = rng.random() < 0.3
-
-    def line(x: Any, *refs: Any) -> None:
-        early = made(refs[to][...], x[...], refs[by][...])
-
-        def store() -> None:
-            now = early if before else made(refs[to][...], x[...], refs[by][...])
-            refs[to][...] = now
-
-        conditions = {"first": first, "last": last, "data": pl.when(x[0, 0] > 0)}
-        conditions.get(where, lambda run: run())(store)
-
-    return f"{where}: {'yab'[to]} {kind} {'yab'[by]}{' before' * before}", line
-
-
-def test_what_is_seen_to_be_a_sum_is_found_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read of bodies made at random agrees with what they give."""
-    answers = []
-
-    def reads(*given: Any, **named: Any) -> bool:
-        answers.append(accumulation.accumulates(*given, **named))
-        return False  # so that it is tried too
-
-    monkeypatch.setattr(traced_body, "accumulates", reads)
-    rng = np.random.default_rng(11)
-    seen = 0
-    for _ in range(40):
-        lines = [statement(rng) for _ in range(rng.integers(1, 4))]
-        if rng.random() < 0.9:  # as most bodies begin and end
-            lines = [("first: all start", lambda x, *refs: [zero(ref) for ref in refs]), *lines]
-
-        def body(*refs: Any, lines: Any = lines) -> None:
-            for _, line in lines:
-                line(*refs)
-
-        answers.clear()
-        try:
-            check(body)
-        except UnsupportedError as error:
-            assert not any(answers), ([text for text, _ in lines], str(error))
-        else:
-            seen += any(answers)
-    assert seen > 2
