@@ -128,9 +128,19 @@ def compile(
 
 
 def on_device(launch: Launch, target: str, ranks: int) -> Launch:
-    """``launch`` with the device's number of multiprocessors filled in."""
-    if target in ("mosaic_gpu", "triton") and launch.sms is None:
-        launch = launch.using(sms=device.core_count())
+    """``launch`` with the device's number of multiprocessors filled in.
+
+    Raises InputError where it asks for more: CTAs that wait for each other must all be resident.
+    """
+    if target in ("mosaic_gpu", "triton"):
+        has = device.core_count()
+        if launch.sms is None:
+            launch = launch.using(sms=has)
+        elif has is not None and launch.sms > has:
+            raise InputError(
+                f"launch: sms = {launch.sms}, but the device has {has} multiprocessors, and CTAs "
+                f"that wait for each other need one each: give at most {has}, or None for all"
+            )
     return triton_backends.usual(launch, ranks) if target == "triton" else launch
 
 

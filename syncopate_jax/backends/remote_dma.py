@@ -30,11 +30,14 @@ from syncopate_jax.backends.in_order import SENT, START, WAIT
 from syncopate_jax.backends.interface import Emitted, Work, too_wide, wrong_target
 from syncopate_jax.backends.peers import barrier_id, peer_id
 from syncopate_jax.errors import SyncopateError, UnsupportedError
+from syncopate_jax.kernel.blocks import kept_sizes
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.traced_body import check_body, trace_body
 from syncopate_jax.kernel.tried_orders import AddendError
 from syncopate_jax.options import Launch
 from syncopate_jax.registry import backends
+
+SUBLANES, LANES = 8, 128  # rows and elements of a row of a TPU's register, of 32 bits
 
 
 class RemoteDma:
@@ -73,8 +76,11 @@ class RemoteDma:
         barrier = barrier_id(work.axis_names) if work.schedule.plan.num_ranks > 1 else None
 
         def emitted(*operands: jax.Array, platform: str, interpret: Any) -> Sequence[jax.Array]:
-            settings = _interpretation(interpret) if platform == "cpu" else False
-            return _Kernel(work, layout, barrier).call(operands, settings)
+            if platform == "cpu":
+                _require_one_process()
+                return _Kernel(work, layout, barrier).call(operands, _interpretation(interpret))
+            _require_blocks_of_a_tpu(work.kernel, [x.shape for x in operands])
+            return _Kernel(work, layout, barrier).call(operands, False)
 
         return emitted
 
@@ -136,6 +142,33 @@ def _check_body(
         addend = next((b.block for b in layout.blocks if b.name == LANDING), None)
         check_body(work.kernel, known, dtypes, layout.orders, addend)
         layout.checked.add(key)
+
+
+def _require_one_process() -> None:
+    """Raises UnsupportedError where the interpreter would wait for ranks of other processes."""
+    if (processes := jax.process_count()) > 1:
+        raise UnsupportedError(
+            f"remote_dma on CPUs is interpreted, and the interpreter has the ranks of one process; "
+            f"this program has {processes} processes: use backend 'xla'"
+        )
+
+
+def _require_blocks_of_a_tpu(kernel: PallasKernel, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raises UnsupportedError for blocks that no TPU's registers hold; ``shapes`` of operands."""
+    arrays = [
+        *zip(kernel.operands, kernel.in_specs, shapes, strict=True),
+        *zip(kernel.results, kernel.out_specs, (x.shape for x in kernel.out_shape), strict=True),
+    ]
+    for name, spec, shape in arrays:
+        sizes = [size or 1 for size in kept_sizes(spec, shape)]
+        for unit, size, extent in zip((LANES, SUBLANES), sizes[::-1], shape[::-1], strict=False):
+            if len(shape) > 1 and size % unit and size != extent:
+                raise UnsupportedError(
+                    f"remote_dma: kernel {kernel.name} has blocks {tuple(sizes)} of {name} "
+                    f"{list(shape)}, and on a TPU the last two extents of a block are multiples of "
+                    f"{SUBLANES} and {LANES}, or all of the dimension: pad it so that the part of "
+                    f"each rank is such a multiple, choose other tiles, or use backend 'xla'"
+                )
 
 
 def _interpretation(settings: Any) -> Any:

@@ -119,6 +119,7 @@ def _check(
 ) -> None:
     jaxpr, constants = _trace(kernel, refs, addend)
     roles = _roles(kernel, refs, constants)
+    _check_operands(kernel, jaxpr, roles)
     check_state(
         kernel.name,
         jaxpr,
@@ -138,6 +139,24 @@ def _check(
         check_scratch(kernel, Body(jaxpr, constants, roles, None))
     if reordered:
         check_orders(kernel, Body(program, constants, roles, doubt), orders)
+
+
+def _check_operands(kernel: PallasKernel, jaxpr: Any, roles: Sequence[str | None]) -> None:
+    """Raises UnsupportedError where a tile may write into a block of an operand.
+
+    Another tile may find the block as it was, or as it is now: it is not fetched anew where it is
+    there already.
+    """
+    role_of = dict(zip(jaxpr.constvars, roles, strict=True))
+    for effect in jaxpr.effects:
+        if type(effect).__name__ in ("WriteEffect", "AccumEffect"):
+            role = role_of.get(effect.input)
+            if role in kernel.operands:
+                raise UnsupportedError(
+                    f"kernel {kernel.name}: the body stores into its operand {role}, which other "
+                    f"tiles may read before or after, as they are computed in the order in which "
+                    f"chunks arrive; keep what changes in scratch, or use backend 'xla'"
+                )
 
 
 def _is_sum(

@@ -18,11 +18,14 @@ from syncopate_jax.ops.exchange_plan import float32_options, plan_for, sublanes
 from syncopate_jax.ops.spec import Call, Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.pallas_kernels import contraction_mosaic_gpu, contraction_triton, matmul_tpu
+from syncopate_jax.pallas_kernels.matmul_tpu import split_groups
 from syncopate_jax.registry import backends, templates
 from syncopate_jax.runtime import custom_call, device, mesh
 from syncopate_jax.runtime.operator import Operator
 from syncopate_jax.tune import measured
 
+LANES = 128  # elements of a row of a TPU's register
+MOST_WHOLE = 4  # times the largest tile that a reduced letter may be without being cut
 LARGEST_TILE = {"m": 256, "n": 256, "k": 512}  # of a TPU's kernel; those of GPUs choose their own
 
 FREE = Options()  # as users give it who leave every choice to us
@@ -276,7 +279,10 @@ def prepare(
     if target == "tpu":
         if kind == "all_reduce" and layout.scatter < 0:
             asked = tiles_to_share(layout, largest, sublanes(moved)) | asked
-        tiles = choose_tiles(layout, largest, asked)
+        rows = sublanes(dtype)
+        tiles = choose_tiles(layout, largest, asked, rows)
+        if tiles.get(layout.split, 0) % rows and layout.split not in lanes(layout):
+            layout = layout.ungrouped()  # so that a tile is all of a dimension, if of a block
         make = functools.partial(matmul_tpu.matmul, tiles=tiles)
     elif target == "mosaic_gpu":  # tiles of a fixed size, cut by the edge
         adds = kind in ("reduce_scatter", "all_reduce")
@@ -322,19 +328,35 @@ def tiles_to_share(layout: Blocked, largest: Mapping[str, int], rows: int) -> di
     return {"m": min(-(-m // (ranks * rows)), most) * rows}
 
 
-def choose_tiles(
-    layout: Blocked, largest: Mapping[str, int], asked: Mapping[str, int]
-) -> dict[str, int]:
-    """Tile size of each matrix letter: as asked, else the largest divisor up to ``largest``.
+def lanes(layout: Blocked) -> set[str]:
+    """The letters along which elements lie side by side in an operand or the result."""
+    return {split_groups(letters)[-1][-1] for letters in (layout.lhs, layout.rhs, layout.out)}
 
-    A letter that is not reduced and has no divisor near ``largest`` is cut raggedly instead.
+
+def choose_tiles(
+    layout: Blocked, largest: Mapping[str, int], asked: Mapping[str, int], rows: int
+) -> dict[str, int]:
+    """Tile size of each matrix letter: as asked, else the whole extent if up to ``largest``.
+
+    Else a divisor of the extent that fills registers of a TPU: a multiple of its 128 lanes, or of
+    its ``rows``. A letter that has none near ``largest`` is cut raggedly if it is not reduced,
+    and else not at all, or, where it is far too long for that, by any that divides it.
     """
     tiles = {}
     for letter, most in largest.items():
         extent = layout.extents[letter]
+        unit = LANES if letter in lanes(layout) else rows
         size = min(asked.get(letter, most), extent)
-        divisor = next(d for d in range(size, 0, -1) if extent % d == 0)
         reduced = letter not in layout.out
-        keep = letter in asked or (not reduced and divisor < size // 2)
-        tiles[letter] = size if keep and not (reduced and extent % size) else divisor
+        divisors = [d for d in range(size, 0, -1) if extent % d == 0]
+        filling = (d for d in divisors if d == extent or most % unit or d % unit == 0)
+        filled = next(filling, 0)
+        if letter in asked:
+            tiles[letter] = divisors[0] if reduced else size
+        elif filled >= size // 2 or (reduced and filled):
+            tiles[letter] = filled
+        elif not reduced:
+            tiles[letter] = size
+        else:
+            tiles[letter] = extent if extent <= MOST_WHOLE * most else divisors[0]
     return tiles

@@ -105,6 +105,9 @@ def stream_matmul(
     if not isinstance(rates, Rates | None):
         raise InputError(f"{NAME}: rates needs Rates or None, found {rates!r}")
     num_sms = None if num_sms is None else integer(NAME, "num_sms", num_sms, 1)
+    has = device.core_count()
+    if num_sms is not None and has is not None and num_sms > has:
+        raise InputError(f"{NAME}: num_sms needs at most the device's {has}, found {num_sms}")
     sizes = x.shape[0], x.shape[1], w.shape[0 if w_transposed else 1]
     config = _config(target, config, sizes, x.dtype, out, num_sms)
     by = (readers or Readers()) if backend == "tma_dedicated" else None

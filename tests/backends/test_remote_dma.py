@@ -514,3 +514,12 @@ def test_addresses_of_peers() -> None:
 
     fn = jax.shard_map(seen, mesh=mesh, in_specs=(), out_specs=jax.P(("a", "b")), check_vma=False)
     assert np.asarray(jax.jit(fn)()).tolist() == [[a, b] for a in range(2) for b in range(3)]
+
+
+def test_ranks_of_other_processes_are_not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for them for ever."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    case = cases.BY_NAME["gather_x_m"]
+    fused = cases.sharded(case, cases.ranks_mesh(2), backend="remote_dma")
+    with pytest.raises(UnsupportedError, match="this program has 2 processes: use backend 'xla'"):
+        jax.jit(fused).lower(*cases.operands(1, 8, 16, 24)[:2])

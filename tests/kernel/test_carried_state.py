@@ -131,3 +131,26 @@ def the_step_before(x: Any, y: Any, now: Any, before: Any) -> None:
 )
 def test_tiles_that_stand_alone(body: Callable[..., None]) -> None:
     check(body)
+
+
+def stores_into_its_operand(x: Any, y: Any, acc: Any, _: Any) -> None:
+    x[...] = x[...] + 1
+    y[...] = x[...]
+
+
+def adds_to_its_operand_in_a_loop(x: Any, y: Any, acc: Any, _: Any) -> None:
+    def step(i: jax.Array, carry: int) -> int:
+        @pl.when(x[i, 0] > 0)
+        def _() -> None:
+            x[i, 0] += 1
+
+        return carry
+
+    jax.lax.fori_loop(0, x.shape[0], step, 0)
+    y[...] = x[...]
+
+
+@pytest.mark.parametrize("body", [stores_into_its_operand, adds_to_its_operand_in_a_loop])
+def test_operands_stay_as_they_came(body: Callable[..., None]) -> None:
+    with pytest.raises(UnsupportedError, match="the body stores into its operand x, which other"):
+        check(body)

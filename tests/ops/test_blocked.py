@@ -110,20 +110,39 @@ LAYOUT = block(SPECS[0], (1, 12, 10), (10, 7), 2)
 
 def test_tiles_divide_what_is_reduced() -> None:
     largest = {"m": 8, "n": 8, "k": 4}
-    tiles = fused.choose_tiles(LAYOUT, largest, {})
-    assert tiles == {"m": 6, "n": 7, "k": 2}  # 12 a rank, 7, and 10 in fives
+    tiles = fused.choose_tiles(LAYOUT, largest, {}, 8)
+    assert tiles == {"m": 8, "n": 7, "k": 2}  # of 12 a rank, cut by the edge; 7; 10 in fives
+
+
+@pytest.mark.parametrize(
+    ("letter", "extent", "tile"),
+    [
+        ("k", 1792, 256),  # a multiple of 128 lanes, not the 448 that divides it too
+        ("k", 576, 576),  # no such divisor: all of it
+        ("k", 2 * 8191, 2),  # nor could that be one block
+        ("n", 17280, 128),
+        ("n", 576, 256),  # cut by the edge
+        ("m", 1000, 200),  # a multiple of 8 rows
+        ("m", 1016, 256),
+        ("m", 100, 100),
+    ],
+)
+def test_tiles_fill_the_registers_of_a_tpu(letter: str, extent: int, tile: int) -> None:
+    sizes = tuple((x, extent if x == letter else n) for x, n in LAYOUT.sizes)
+    layout = dataclasses.replace(LAYOUT, sizes=sizes)
+    assert fused.choose_tiles(layout, fused.LARGEST_TILE, {}, 8)[letter] == tile
 
 
 def test_tiles_that_are_asked_for() -> None:
     largest = {"m": 8, "n": 8, "k": 4}
-    assert fused.choose_tiles(LAYOUT, largest, {"m": 5, "n": 100})["m"] == 5
-    assert fused.choose_tiles(LAYOUT, largest, {"n": 100})["n"] == 7
-    assert fused.choose_tiles(LAYOUT, largest, {"k": 3})["k"] == 2  # 3 does not divide 10
+    assert fused.choose_tiles(LAYOUT, largest, {"m": 5, "n": 100}, 8)["m"] == 5
+    assert fused.choose_tiles(LAYOUT, largest, {"n": 100}, 8)["n"] == 7
+    assert fused.choose_tiles(LAYOUT, largest, {"k": 3}, 8)["k"] == 2  # 3 does not divide 10
 
 
 def test_a_prime_extent_is_cut_raggedly() -> None:
     prime = block(SPECS[0], (1, 13, 10), (10, 7), 2)
-    assert fused.choose_tiles(prime, {"m": 8, "n": 8, "k": 8}, {})["m"] == 8
+    assert fused.choose_tiles(prime, {"m": 8, "n": 8, "k": 8}, {}, 8)["m"] == 8
 
 
 @pytest.mark.parametrize("extent", range(1, 40))
@@ -131,6 +150,6 @@ def test_tiles_always_fit(extent: int) -> None:
     layout = dataclasses.replace(
         LAYOUT, sizes=tuple((x, extent if x in "mnk" else 1) for x, _ in LAYOUT.sizes)
     )
-    tiles = fused.choose_tiles(layout, {"m": 8, "n": 16, "k": 32}, {})
+    tiles = fused.choose_tiles(layout, {"m": 8, "n": 16, "k": 32}, {}, 8)
     assert extent % tiles["k"] == 0
     assert all(1 <= size <= extent for size in tiles.values())

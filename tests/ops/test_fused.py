@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
+from syncopate_jax.errors import InputError
 from syncopate_jax.ops import fused
 from syncopate_jax.ops.blocked import block
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Launch, Options
 from syncopate_jax.registry import operators
+from syncopate_jax.runtime import device
 
 SCATTER = Contraction("bmk", "kn", "bmn", "reduce_scatter", "out", scatter="m")
 
@@ -73,3 +76,22 @@ def test_devices_of_other_core_counts_have_operators_of_their_own(target: str) -
         return found.work.launch.sms
 
     assert [sms(cores) for cores in (148, 132, 148)] == [148, 132, 148]
+
+
+@pytest.mark.parametrize("backend", ["tma_dedicated", "ldst_dedicated", "copy_engine"])
+def test_more_multiprocessors_than_the_device_has(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some CTAs would wait for others that are not resident, for ever."""
+    monkeypatch.setattr(device, "core_count", lambda: 78)
+    layout = block(operators.get("all_gather_matmul"), (1, 512, 512), (512, 512), 2)
+    for sms in (78, 79):
+        options = Options(backend=backend, launch=Launch(sms=sms))
+        build = functools.partial(
+            fused.build, "all_gather", layout, "bfloat16", "bfloat16", ("t",), options
+        )
+        if sms == 78:
+            assert build()[0].work.launch.sms == 78
+            continue
+        with pytest.raises(InputError, match="sms = 79, but the device has 78 multiprocessors"):
+            build()

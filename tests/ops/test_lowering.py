@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.ops import all_gather_matmul, matmul_reduce_scatter
 from tests.ops import cases
 from tests.ops.cases import BY_NAME, CASES, Case
@@ -47,6 +48,28 @@ def test_one_kernel_and_no_rearrangement(case: Case) -> None:
     assert fused["tpu_custom_call"] == 1
     assert not any(fused[name] for name in COLLECTIVES)
     assert {name: fused[name] for name in MOVES if fused[name] > unfused[name]} == {}
+
+
+@each_case
+@pytest.mark.parametrize(
+    ("m", "k", "n", "ranks"),
+    [
+        (8192, 14336, 4096, 8),  # Llama-3-8B's down projection: 1792 of k a rank
+        pytest.param(8192, 4096, 28672, 8, marks=pytest.mark.slow),
+        pytest.param(200, 256, 512, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_sizes_of_models(case: Case, m: int, k: int, n: int, ranks: int) -> None:
+    fn = cases.sharded(case, cases.ranks_mesh(ranks), backend="remote_dma")
+    given = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((1, m, k), (k, n))]
+    assert lowered(fn, *given)["tpu_custom_call"] == 1
+
+
+def test_blocks_that_no_register_of_a_tpu_holds() -> None:
+    fn = cases.sharded(cases.BY_NAME["gather_w_k"], cases.ranks_mesh(2), backend="remote_dma")
+    given = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((1, 512, 576), (576, 512))]
+    with pytest.raises(UnsupportedError, match=r"blocks \(1, 256, 288\) of lhs \[1, 256, 576\]"):
+        lowered(fn, *given)
 
 
 @each_case
