@@ -20,6 +20,10 @@ from syncopate_jax.kernel.step_numbers import CALLS, COMPARISONS
 
 MOST_STEPS = 512
 """Steps of a tile that are followed: the first ones, and the last."""
+FIRST_TILES, FEW_STEPS = 3, 16
+"""Tiles of which so many are followed, and how many of the others."""
+ALL_TILES = 16
+"""Tiles of a grid all of which are followed."""
 
 KNOWN: dict[str, Callable[..., Any]] = {
     **COMPARISONS,
@@ -66,19 +70,22 @@ def check_state(
     points = list(itertools.islice(itertools.product(*steps), MOST_STEPS))
     end = tuple(numbers[-1] for numbers in steps)
     points += [end] if points[-1] != end else []
-    for part in (0, 1, 2):  # a tile of the beginning, of the middle and of the end
-        tile = [0 if a in reduction else (n - 1) * part // 2 for a, n in enumerate(grid)]
+    between = are_interleaved(grid, reduction)
+    for number, tile in enumerate(tiles_of_all_kinds(grid, reduction)):
+        if number == FIRST_TILES and len(points) > FEW_STEPS:
+            points = [*points[: FEW_STEPS - 1], end]
         walk = _Walk(name, stored, addend)
         refs: dict[Any, Any] = dict.fromkeys(held, STALE)
         asked = []
         for point in points:
             here = [np.int32(t + s) for t, s in zip(tile, point, strict=True)]
             before = walk.asked
+            refs = dict.fromkeys(held, STALE) if between else refs
             walk.run(jaxpr, dict(zip(jaxpr.invars, here, strict=False)), refs)
             asked.append(walk.asked - before)
             if walk.found:
                 where = tuple(int(i) for i in here)
-                raise left_in_scratch(name, f"the tile at grid point {where}")
+                raise left_in_scratch(name, f"the tile at grid point {where}", between)
         if addend and sum(asked) != 1:
             found = f"{sum(asked)} times in"
             if len(points) > 1 and set(asked) == {1}:
@@ -86,7 +93,38 @@ def check_state(
             raise _not_once(name, f"{found} the tile at grid point {tuple(tile)}")
 
 
-def left_in_scratch(name: str, tile: str) -> UnsupportedError:
+def tiles_of_all_kinds(grid: Sequence[int], reduction: Sequence[int]) -> list[list[int]]:
+    """Tiles as grid points of their first steps: all of few; else some of the beginning, the
+    middle, the end, and what is beside them: bodies may do this in even tiles and that in odd."""
+    counts = [1 if axis in reduction else n for axis, n in enumerate(grid)]
+    corners = [[(n - 1) * part // 2 for n in counts] for part in (0, 1, 2)]
+    if math.prod(counts) <= ALL_TILES:
+        others = [list(tile) for tile in np.ndindex(*counts)]
+    else:
+        aside = itertools.product(corners, range(len(counts)), (-2, -1, 1, 2))
+        others = [
+            [*tile[:axis], tile[axis] + by, *tile[axis + 1 :]]
+            for tile, axis, by in aside
+            if 0 <= tile[axis] + by < counts[axis]
+        ]
+    return [list(tile) for tile in dict.fromkeys(map(tuple, corners + others))]
+
+
+def are_interleaved(grid: Sequence[int], reduction: Sequence[int]) -> bool:
+    """Whether the grid takes steps of other tiles between those of one."""
+    long = [axis for axis, n in enumerate(grid) if n > 1]
+    first = next((axis for axis in long if axis in reduction), len(grid))
+    return any(axis > first for axis in long if axis not in reduction)
+
+
+def left_in_scratch(name: str, tile: str, between: bool) -> UnsupportedError:
+    if between:
+        return UnsupportedError(
+            f"kernel {name}: {tile} makes its result of what is in scratch since an earlier step, "
+            f"but the grid takes steps of other tiles between, which share the scratch; put the "
+            f"axes that are reduced last in the grid, or use backend 'xla', which computes what "
+            f"the grid says"
+        )
     return UnsupportedError(
         f"kernel {name}: {tile} makes its result of what an earlier tile left in scratch, but "
         f"tiles are computed in the order in which chunks arrive; start the scratch at the first "

@@ -22,7 +22,12 @@ from jax.extend import core
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.kernel.blocks import block_indices
 from syncopate_jax.kernel.body_values import Held, Machine, UntoldError, scratch, widened
-from syncopate_jax.kernel.carried_state import left_in_scratch
+from syncopate_jax.kernel.carried_state import (
+    FIRST_TILES,
+    are_interleaved,
+    left_in_scratch,
+    tiles_of_all_kinds,
+)
 from syncopate_jax.kernel.local import PallasKernel
 
 EQUAL = "equal blocks"
@@ -91,12 +96,13 @@ def check_orders(kernel: PallasKernel, body: Body, orders: Sequence[Sequence[int
 def check_scratch(kernel: PallasKernel, body: Body) -> None:
     """Raises UnsupportedError where a tile's result follows from what was in scratch before it.
 
-    A tile of the end, the beginning and the middle is computed over other contents each. What
-    cannot be tried is not refused: ``carried_state`` has read it.
+    Tiles of all kinds are computed over two contents each, as many as that takes little time for.
+    What cannot be tried is not refused: ``carried_state`` has read it.
     """
     leak = _seen(kernel, body, _Trial.leak)
     if leak:
-        raise left_in_scratch(kernel.name, f"a tile ({leak})")
+        between = are_interleaved(kernel.grid, kernel.reduction_axes)
+        raise left_in_scratch(kernel.name, f"a tile ({leak})", between)
 
 
 class AddendError(InputError):
@@ -178,8 +184,12 @@ class _Trial:
     def leak(self) -> str | None:
         """What differs over other contents of scratch, in words."""
         machine, steps = Machine(MOST_WORK), sorted(self._steps((), 2))
-        for draw in range(3):
-            walks = [self._walk(machine, draw, steps, left) for left in (0, 1)]
+        tiles = tiles_of_all_kinds(self.kernel.grid, self.axes)
+        tiles += [tile for tile in self.tiles if tile not in tiles]
+        for number, tile in enumerate(tiles):
+            if number >= FIRST_TILES and machine.left < MOST_WORK - EASY:
+                break
+            walks = [self._walk(machine, number % 3, steps, left, tile) for left in (0, 1)]
             if different := _different(*walks):
                 return different
         return None
@@ -243,11 +253,18 @@ class _Trial:
         return chosen | set(spread)
 
     def _walk(
-        self, machine: Machine, draw: int, steps: Sequence[int], left: int = 0
+        self,
+        machine: Machine,
+        draw: int,
+        steps: Sequence[int],
+        left: int | None = None,
+        tile: Sequence[int] | None = None,
     ) -> Mapping[str, np.ndarray]:
-        """The results of one tile: another one for another draw; ``left`` draws what is left."""
+        """The results of one tile: another one for another draw; ``left`` draws what is left in
+        scratch, by other tiles between its steps too where the grid takes such."""
         kernel, body = self.kernel, self.body
-        tile = self.tiles[draw % len(self.tiles)]
+        tile = self.tiles[draw % len(self.tiles)] if tile is None else tile
+        between = left is not None and are_interleaved(kernel.grid, self.axes)
         held: dict[Any, Any] = {}
         there: dict[Any, Any] = {}
         roles = dict(zip(body.program.constvars, body.roles, strict=True))
@@ -255,8 +272,11 @@ class _Trial:
             if roles[v] is None:
                 held[v] = _constant(given)
             elif roles[v] not in self.index:
-                held[v] = scratch(v.aval, np.random.default_rng((draw, number, left)))
+                held[v] = scratch(v.aval, np.random.default_rng((draw, number, left or 0)))
         for at, step in enumerate(steps):
+            for number, v in enumerate(roles if between and at else ()):
+                if roles[v] == "":
+                    held[v] = scratch(v.aval, np.random.default_rng((draw, number, left or 0, at)))
             visit = len(self.natural) - 1 if at == len(steps) - 1 else at
             index, visits = self._point(tile, step), self._point(tile, visit)
             for v, role in roles.items():

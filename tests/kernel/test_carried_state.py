@@ -154,3 +154,73 @@ def adds_to_its_operand_in_a_loop(x: Any, y: Any, acc: Any, _: Any) -> None:
 def test_operands_stay_as_they_came(body: Callable[..., None]) -> None:
     with pytest.raises(UnsupportedError, match="the body stores into its operand x, which other"):
         check(body)
+
+
+def on_grid(body: Callable[..., None], grid: tuple[int, int], tiles: int) -> PallasKernel:
+    """Sums rows of x along the grid's axis that is not ``tiles``, of 2 elements a tile."""
+    columns = pl.BlockSpec((1, 2), lambda *at: (0, at[tiles]))
+    return PallasKernel(
+        body,
+        grid=grid,
+        operands=("x",),
+        results=("y",),
+        in_specs=pl.BlockSpec((1, 2), lambda *at: (at[1 - tiles], at[tiles])),
+        out_specs=columns,
+        out_shape=jax.ShapeDtypeStruct((1, 2 * grid[tiles]), jnp.float32),
+        scratch_shapes=[pltpu.VMEM((1, 2), jnp.float32)],
+        name="sums",
+    )
+
+
+def sums_along(axis: int) -> Callable[..., None]:
+    def body(x: Any, y: Any, acc: Any) -> None:
+        @pl.when(pl.program_id(axis) == 0)
+        def _() -> None:
+            acc[...] = jnp.zeros_like(acc)
+
+        acc[...] += x[...]
+
+        @pl.when(pl.program_id(axis) == pl.num_programs(axis) - 1)
+        def _() -> None:
+            y[...] = acc[...]
+
+    return body
+
+
+def test_steps_of_other_tiles_between() -> None:
+    """The grid's own order adds up several tiles then, and a fused kernel would not."""
+    orders = [range(3)]
+    check_body(on_grid(sums_along(1), (4, 3), 0), {}, {"x": "float32"}, orders, None)
+    check_body(on_grid(sums_along(0), (3, 1), 1), {}, {"x": "float32"}, orders, None)
+    with pytest.raises(UnsupportedError, match="put the axes that are reduced last in the grid"):
+        check_body(on_grid(sums_along(0), (3, 4), 1), {}, {"x": "float32"}, orders, None)
+
+    def by_data(x: Any, y: Any, acc: Any) -> None:  # only a trial tells
+        @pl.when(x[0, 0] > -1e9)
+        def _() -> None:
+            acc[...] = acc[...] * jnp.where(pl.program_id(0) == 0, 0, 1) + x[...]
+
+        y[...] = acc[...]
+
+    with pytest.raises(UnsupportedError, match="put the axes that are reduced last in the grid"):
+        check_body(on_grid(by_data, (3, 4), 1), {}, {"x": "float32"}, orders, None)
+
+
+@pytest.mark.parametrize("count", [4, 9, 40, 41])
+@pytest.mark.parametrize("read", ["told", "tried"])
+def test_tiles_that_take_turns(count: int, read: str) -> None:
+    def body(x: Any, y: Any, left: Any) -> None:
+        odd = pl.program_id(0) % 2 == 1
+
+        @pl.when(odd if read == "told" else odd & (x[0, 0] > -1e9))
+        def _() -> None:
+            y[...] = x[...] + left[...]
+
+        @pl.when(~odd)
+        def _() -> None:
+            left[...] = x[...]
+            y[...] = x[...]
+
+    kernel = on_grid(body, (count, 1), 0)
+    with pytest.raises(UnsupportedError, match="makes its result of what an earlier tile left"):
+        check_body(kernel, {}, {"x": "float32"}, [range(1)], None)
