@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", default="mosaic_gpu", help="mosaic_gpu (Hopper), triton or tpu (mosaic_gpu)"
     )
-    add_json_flag(parser)
+    add_json_flag(parser, units="names that end in _us: microseconds")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--picture", type=file_name, metavar="FILE", help="draw the timeline here (.svg or .png)"
     )
-    add_json_flag(parser)
+    add_json_flag(parser, units="times such as makespan in seconds, utilisation a share of 1")
 
 
 def run(args: argparse.Namespace) -> int:

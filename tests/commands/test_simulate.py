@@ -47,3 +47,9 @@ def test_json_says_that_a_plan_verifies(capsys: pytest.CaptureFixture[str], tmp_
     code, timed, err = json_of(capsys, "simulate", tmp_path / "ring.json", "--topology", "h200")
     assert (code, err) == (0, "")
     assert (timed["verified"], timed["findings"]) == (True, [])
+
+
+def test_help_says_the_units(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, units in (("simulate", "in seconds"), ("explain", "_us: microseconds")):
+        assert cli.main([command, "--help"]) == 0
+        assert units in " ".join(capsys.readouterr().out.split())
