@@ -4,6 +4,7 @@ What all of them take:
   num_ranks: ranks that take part, numbered from 0.
   dtype: element type, one of ``ir.plan.ITEM_SIZES``.
   axis: the axis that is sharded; negative ones count from the last.
+  split_axis: the axis along which pieces are cut; ``axis`` if None.
   tensor, out: names of the tensors, which an axis map binds to a kernel's operands.
   name: of the plan, and of the template in messages; the template's if None.
   channel: port that the operations use, as in ``ir.topology``.

@@ -48,6 +48,7 @@ def all_gather_mesh(
     Args:
       shape: extents of the whole tensor, in elements.
       mesh: rows and columns; the squarest that gives ``num_ranks`` if None.
+      first: what is exchanged across first: ``columns`` or ``rows``.
       split: pieces a shard, cut along ``split_axis`` (``axis`` if None).
       shards: extent of each rank's shard, may be 0; as equal as can be if None.
       mode: ``push`` lists each operation on its sender, ``pull`` on its receiver.

@@ -44,6 +44,7 @@ def all_gather_swizzle(
       shape: extents of the whole tensor, in elements.
       split: pieces a shard, cut along ``split_axis`` (``axis`` if None).
       shards: extent of each rank's shard, may be 0; as equal as can be if None.
+      mode: ``push`` lists each operation on its sender, ``pull`` on its receiver.
       produced: whether shards come from compute tiles, which each operation then waits for.
 
     Raises:

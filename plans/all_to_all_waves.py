@@ -45,6 +45,7 @@ def all_to_all_waves(
 
     Args:
       shape: extents of the whole tensor, in elements.
+      split_from, split_to: the axes whose blocks ranks have before and after.
       split: pieces an exchange, cut along ``split_axis`` (``split_to`` if None).
       shards, shards_to: extents of the blocks before and after, may be 0; as equal as can be if
         None.

@@ -43,6 +43,8 @@ def broadcast(
 
     Args:
       shape: extents of the tensor, in elements.
+      root: the rank that holds the tensor at the start.
+      algorithm: ``chain`` or ``direct``.
       split: pieces, cut along ``split_axis`` (``axis`` if None).
       mode: ``push`` lists each operation on its sender, ``pull`` on its receiver.
       produced: whether the root's tensor comes from compute tiles.

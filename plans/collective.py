@@ -57,6 +57,7 @@ def collective(
       shape: extents of the whole tensor, of an all-to-all the sending one, in elements.
       kind: one of ``comm.COLLECTIVES``.
       groups: disjoint groups of ranks; one of all ranks if None.
+      reduce: ``sum`` or ``max``, of what reduces.
       axis: the axis along which shards are gathered, scattered or (all_to_all) cut.
       concat_axis: of an all_to_all, the axis along which blocks are joined; ``axis`` if None.
       split: collectives a group.

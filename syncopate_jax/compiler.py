@@ -84,6 +84,7 @@ def compile(
     instance("compile", "launch", launch, Launch)
     instance("compile", "backend", backend, str)
     instance("compile", "target", target, str)
+    _check_target(target)
     split = integer("compile", "split", split, 1)
     split_axis = integer("compile", "split_axis", split_axis, 0)
     axis_map = AxisMap.of(axis_map)
@@ -125,6 +126,14 @@ def compile(
         f"no backend can fuse plan {plan.name} with kernel {kernel.name} for target {target}:\n"
         f"{listed}"
     )
+
+
+def _check_target(target: str) -> None:
+    """Raises InputError for a target that no backend runs."""
+    known = backends.get("xla").targets
+    others = (name for name in backends.names() if target in backends.get(name).targets)
+    if target not in known and not any(others):
+        raise InputError(f"compile: target {target!r} is not one of {', '.join(known)}")
 
 
 def on_device(launch: Launch, target: str, ranks: int) -> Launch:

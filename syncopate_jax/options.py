@@ -162,7 +162,10 @@ def _tiles(given: object) -> tuple[tuple[str, int], ...]:
             raise TypeError
         tiles: dict[Any, Any] = dict(pairs)
     except (TypeError, ValueError) as error:
-        raise InputError(f"tiles: needs a mapping of letters to sizes, found {given!r}") from error
+        raise InputError(
+            f"tiles: needs a mapping of letters to sizes, such as {{'m': 128, 'n': 128, 'k': 64}}, "
+            f"found {given!r}"
+        ) from error
     for letter, size in tiles.items():
         if not isinstance(letter, str):
             raise InputError(f"tiles: needs letters as keys, found {letter!r}")

@@ -113,7 +113,7 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("flags", "message"),
         [
-            ([], "plan: needs TEMPLATE, --ranks, --shape; plan --list shows the templates"),
+            ([], "plan: needs TEMPLATE, --ranks, --shape; plan --list shows the templates, and"),
             (["all_gather_ring", "--ranks", "2"], "plan: needs --shape;"),
             (["nonsense", "--ranks", "2", "--shape", "4"], "no plan template is called 'nonsense'"),
             ([*RING[1:], "--shape", "6,-4"], "--shape '6,-4': needs integers of 0 to 2147483647"),
@@ -128,10 +128,22 @@ class TestPlan:
             ([*RING[1:], "--set", "split"], "--set 'split' must be KEY=VALUE"),
             ([*RING[1:], "--set", "colour=1"], "has no argument 'colour'; it takes dtype, axis,"),
             ([*RING[1:], "--set", "num_ranks=1"], "has no argument 'num_ranks'"),
-            ([*RING[1:], "--set", "split=two"], "argument split must be int, found 'two'"),
-            ([*RING[1:], "--set", "split=true"], "argument split must be int, found True"),
-            ([*RING[1:], "--set", "split=NaN"], "argument split must be int, found nan"),
-            ([*RING[1:], "--set", "split=null"], "argument split must be int, found None"),
+            (
+                [*RING[1:], "--set", "split=two"],
+                "argument split must be int, such as --set split=2, found 'two'",
+            ),
+            (
+                [*RING[1:], "--set", "split=true"],
+                "argument split must be int, such as --set split=2, found True",
+            ),
+            (
+                [*RING[1:], "--set", "split=NaN"],
+                "argument split must be int, such as --set split=2, found nan",
+            ),
+            (
+                [*RING[1:], "--set", "split=null"],
+                "argument split must be int, such as --set split=2, found None",
+            ),
             ([*RING[1:], "--set", 'shards=[1,"a"]'], "argument shards must be Sequence[int]"),
             ([*RING[1:], "--set", "shards={}"], "argument shards must be Sequence[int]"),
             ([*RING[1:], "--split", "0"], "all_gather_ring: split must be in 1.."),

@@ -224,8 +224,9 @@ def test_names_that_are_not_known() -> None:
     kernel, plan = own_kernels.scale(4, 4), own_kernels.gather_plan(2, t=(4, 4))
     with refused("no backend is called 'pigeon'; known: "):
         fuse(kernel, plan, {"t": "x"}, axis_name="t", backend="pigeon")
-    with refused("remote_dma works with target 'tpu', not 'fpga'", UnsupportedError):
-        fuse(kernel, plan, {"t": "x"}, axis_name="t", target="fpga")
+    for backend in ("auto", "xla", "remote_dma"):
+        with refused("compile: target 'fpga' is not one of tpu, mosaic_gpu, triton"):
+            fuse(kernel, plan, {"t": "x"}, axis_name="t", backend=backend, target="fpga")
     with refused("plan own_gather: no tensor 'u'; its tensors are ['t']"):
         fuse(kernel, plan, {"u": "x"}, axis_name="t")
     text = "is bound to operand 'y'; kernel scale has operands x, s and results out"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from syncopate_jax.advice.layers import Layer
 from syncopate_jax.errors import InputError, UnsupportedError
-from syncopate_jax.ir.arguments import instance, integer, one_of
+from syncopate_jax.ir.arguments import instance, integer, largest_divisor, one_of
 from syncopate_jax.ir.plan import ITEM_SIZES, Plan, Tensor
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.ops.blocked import block
@@ -182,7 +183,11 @@ def _degrees(
                 f"{ranks}"
             )
         if why := _unfit(layers, tokens, degree):
-            raise InputError(f"advise: {why}")
+            whole = math.gcd(tokens, *(layer.cut for layer in layers))
+            raise InputError(
+                f"advise: {why}; pad it to a multiple of {degree}, or take a degree that divides "
+                f"the tokens and what each layer shares, such as {largest_divisor(whole, degree)}"
+            )
     return degrees, []
 
 

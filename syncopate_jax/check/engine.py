@@ -137,7 +137,12 @@ class Engine:
         rank, s, d = int(c.rank[row]), int(c.src_rank[row]), int(c.dst_rank[row])
         index = row - int(np.searchsorted(c.rank, rank))
         joined = topology.joining(s, d)
-        how = f"use {' or '.join(joined)}" if joined else "nothing joins them: relay the data"
+        how = (
+            f"use {' or '.join(joined)}: templates have channel= for all that they send, and the "
+            f"hierarchical ones outer_channel= for what goes between the nodes= that they are given"
+            if joined
+            else "nothing joins them: relay the data"
+        )
         raise InputError(
             f"simulate {plan.name}: rank {rank} op {index} travels r{s} to r{d} on channel "
             f"{plan.channels[c.channel[row]]}, where topology {topology.name} has no link "

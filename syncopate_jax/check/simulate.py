@@ -43,6 +43,10 @@ def simulate(
 ) -> Timeline:
     """The timeline of ``plan`` (with a ``schedule``: of its fused operator) on ``topology``.
 
+    The plan is taken to be sound: ``check.verify.verify`` it first. Times are those of bytes and
+    dependencies alone, so that boxes of different sizes or beyond their tensor, data that a rank
+    does not hold, races, and transfers listed on a rank that is neither end have one too.
+
     With a schedule, give what a tile costs as ``tile_seconds`` on one worker, or as
     ``tile_flops``, of which a worker does its share of the rank's ``topology.flops``; a number, or
     an array that broadcasts to [ranks, tiles], by linear tile. A worker that stores a tile beside

@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="draw the curve here (.svg or .png)",
     )
-    add_json_flag(parser)
+    add_json_flag(parser, units="times in seconds, efficiency a share of 1")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -36,9 +36,10 @@ class Command:
     run: Callable[[argparse.Namespace], int]
 
 
-def add_json_flag(parser: argparse.ArgumentParser) -> None:
-    """The ``--json`` that every command with a result has."""
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+def add_json_flag(parser: argparse.ArgumentParser, units: str = "") -> None:
+    """The ``--json`` that every command with a result has; ``units``: of its numbers."""
+    about = f"print the result as JSON{units and f' ({units})'}"
+    parser.add_argument("--json", action="store_true", help=about)
 
 
 def print_json(value: object) -> None:

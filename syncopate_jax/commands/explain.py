@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from syncopate_jax.commands.command import (
 from syncopate_jax.commands.progress import Progress
 from syncopate_jax.commands.simulate import read_topology
 from syncopate_jax.errors import InputError
+from syncopate_jax.ir.arguments import largest_divisor
 from syncopate_jax.registry import backends, operators
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", default="mosaic_gpu", help="mosaic_gpu (Hopper), triton or tpu (mosaic_gpu)"
     )
-    add_json_flag(parser)
+    add_json_flag(parser, units="names that end in _us: microseconds")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,11 +116,14 @@ def _local(
     of_x = "k" if adds else spec.gather
     of_w = "k" if adds else "n" if spec.kind == "all_gather" else ""
     sizes = {"b": 1, "m": m, "k": k, "n": n}
-    for letter, size in sizes.items():
-        if size % ranks and letter in of_x + of_w + spec.scatter:
+    shared = {letter: sizes[letter] for letter in sizes if letter in of_x + of_w + spec.scatter}
+    for letter, size in shared.items():
+        if size % ranks:
+            fits = largest_divisor(math.gcd(*shared.values()), ranks)
             raise InputError(
                 f"explain {operator}: {letter.upper()} = {size} is not a multiple of "
-                f"the {ranks} ranks that share it"
+                f"the {ranks} ranks that share it; pad it to {-(-size // ranks) * ranks}, or take "
+                f"--ranks that divide it, such as {fits}"
             )
     lhs = tuple(sizes[x] // (ranks if x in of_x else 1) for x in spec.lhs)
     rhs = tuple(sizes[x] // (ranks if x in of_w else 1) for x in spec.rhs)

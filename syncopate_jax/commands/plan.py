@@ -18,6 +18,7 @@ from syncopate_jax.commands.command import (
     writing,
 )
 from syncopate_jax.commands.progress import Progress
+from syncopate_jax.commands.template_arguments import arguments
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir import serial, text
 from syncopate_jax.ir.plan import Plan
@@ -30,6 +31,9 @@ _FLAGS = ("split", "axis", "dtype", "mode", "channel")
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("template", metavar="TEMPLATE", nargs="?", help="name of a template")
     parser.add_argument("--list", action="store_true", help="list the templates and stop")
+    parser.add_argument(
+        "--arguments", action="store_true", help="list what TEMPLATE can be given, and stop"
+    )
     parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks")
     parser.add_argument(
         "--shape", metavar="A,B,…", help="extents of the whole tensor, such as 8192,4096"
@@ -44,7 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="any other argument of the template; VALUE is JSON or a plain word",
+        help="any other argument of the template, as plan TEMPLATE --arguments lists them; VALUE "
+        "is JSON or a plain word",
     )
     parser.add_argument(
         "--out",
@@ -63,6 +68,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.list:
         return _list(args.json)
+    if args.arguments:
+        if args.template is None:
+            raise InputError("plan: --arguments needs TEMPLATE; plan --list shows the templates")
+        return _list_arguments(templates.get(args.template), args.json)
     missing = [
         flag
         for flag, value in (
@@ -73,7 +82,10 @@ def run(args: argparse.Namespace) -> int:
         if value is None
     ]
     if missing:
-        raise InputError(f"plan: needs {', '.join(missing)}; plan --list shows the templates")
+        raise InputError(
+            f"plan: needs {', '.join(missing)}; plan --list shows the templates, and "
+            f"plan TEMPLATE --arguments what each takes"
+        )
     template = templates.get(args.template)
     given = _arguments(args, template)
     shape = integers("--shape", args.shape, separators=",x")
@@ -115,6 +127,15 @@ def _list(as_json: bool) -> int:
     return DONE
 
 
+def _list_arguments(template: Callable[..., Plan], as_json: bool) -> int:
+    found = arguments(template)
+    if as_json:
+        print_json([argument.fields() for argument in found])
+    else:
+        print(*found, sep="\n")
+    return DONE
+
+
 def _summary(template: Callable[..., Plan]) -> str:
     """The first line of the docstring of the template's file: each holds one algorithm."""
     return (inspect.getdoc(inspect.getmodule(template)) or "").partition("\n")[0]
@@ -128,19 +149,18 @@ def _arguments(args: argparse.Namespace, template: Callable[..., Plan]) -> dict[
         if not equals:
             raise InputError(f"plan: --set {item!r} must be KEY=VALUE")
         pairs.append((key, _value(value)))
-    known = {
-        name: str(parameter.annotation)
-        for name, parameter in inspect.signature(template).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
+    known = {argument.name: argument for argument in arguments(template)}
+    more = f"plan {args.template} --arguments describes them"
     for key, value in pairs:
         if key not in known:
             raise InputError(
-                f"plan {args.template}: has no argument {key!r}; it takes {', '.join(known)}"
+                f"plan {args.template}: has no argument {key!r}; it takes {', '.join(known)}; "
+                f"{more}"
             )
-        if not _fits(value, known[key]):
+        if not _fits(value, known[key].kind):
             raise InputError(
-                f"plan {args.template}: argument {key} must be {known[key]}, found {value!r}"
+                f"plan {args.template}: argument {key} must be {known[key].kind}, such as "
+                f"{known[key].example}, found {value!r}; {more}"
             )
     return dict(pairs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from syncopate_jax.check.simulate import simulate
@@ -21,6 +22,7 @@ from syncopate_jax.commands.command import (
 )
 from syncopate_jax.commands.plan_files import add_plan_argument, read_plan
 from syncopate_jax.commands.progress import Progress
+from syncopate_jax.errors import Finding
 from syncopate_jax.ir import presets, topology_json
 from syncopate_jax.ir.plan import Plan
 from syncopate_jax.ir.topology import Topology
@@ -44,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--picture", type=file_name, metavar="FILE", help="draw the timeline here (.svg or .png)"
     )
-    add_json_flag(parser)
+    add_json_flag(parser, units="times such as makespan in seconds, utilisation a share of 1")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
         if plan.has_collectives():
             plan = expand_collectives(plan)
             print("collectives were expanded into their templates' transfers", file=sys.stderr)
-        _warn_of_findings(plan)
+        findings = verify(plan)
+        _warn_of(findings, plan)
         timeline = simulate(plan, read_topology(args.topology, plan.num_ranks), progress=progress)
         if args.trace is not None:
             with writing(args.trace):
@@ -64,21 +67,25 @@ def run(args: argparse.Namespace) -> int:
             with writing(args.picture):
                 draw(timeline, args.picture)
         if args.json:
-            print_json(timeline.summary())
+            print_json({**timeline.summary(), **_verdict(findings)})
         else:
             _report(timeline)
     return DONE
 
 
-def _warn_of_findings(plan: Plan) -> None:
+def _warn_of(findings: tuple[Finding, ...], plan: Plan) -> None:
     """A plan that does not verify has a time, but not one that means anything."""
-    findings = verify(plan)
     if findings:
         print(
             f"warning: {plan.name} does not verify: {len(findings)} finding(s), the first is "
             f"{findings[0]}",
             file=sys.stderr,
         )
+
+
+def _verdict(findings: tuple[Finding, ...]) -> dict[str, object]:
+    """Whether the figures mean anything, and the findings as ``verify --json`` has them."""
+    return {"verified": not findings, "findings": [asdict(finding) for finding in findings]}
 
 
 def read_topology(given: str, num_ranks: int) -> Topology:

@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the plan here (default: print it)",
     )
-    add_json_flag(parser)
+    add_json_flag(parser, units="names that end in _us: microseconds")
 
 
 def add_topology_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,8 +7,10 @@ value that something else needs as well makes no pair.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from string import ascii_lowercase
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.importers.dot_formula import MAX_NDIM, dot_formula
@@ -208,6 +210,22 @@ def _derived(
     if len(letters) != len(dims):
         return unlike
     moved = RANKS if place != "out" else BLOCKS
+    sizes = dict(zip(lhs + rhs, (*shapes[0], *shapes[1]), strict=True))
+    if [one.shape for one in dot.types] != [tuple(sizes[letter] for letter in out)]:
+        return f"{_called(dot)} has another shape than its operands give"
+    for letter, own in zip(letters, dims, strict=True):
+        front = [name for name, _ in own].index(moved) if moved in dict(own) else 0
+        whole = 0 < math.prod(extent for _, extent in own) == sizes[letter]
+        if front and whole and (lhs + rhs).count(letter) == 1:
+            # What lies before the blocks, as a batch does that XLA merged with them, gets a letter.
+            i, merged = letters.index(letter), min(set(ascii_lowercase) - set(sizes))
+            sizes[merged] = math.prod(extent for _, extent in own[:front])
+            sizes[letter] //= sizes[merged]
+            dims = (*dims[:i], own[:front], own[front:], *dims[i + 1 :])
+            lhs, rhs, out, letters = (
+                part.replace(letter, merged + letter) for part in (lhs, rhs, out, letters)
+            )
+            break
     at = [letter for letter, own in zip(letters, dims, strict=True) if own and own[0][0] == moved]
     if len(at) != 1 and made.kind != "all_reduce":
         return unlike
@@ -221,10 +239,7 @@ def _derived(
         second = (near or alone or rest[-1:])[0]
     gather, scatter = (first, second) if place != "out" else (second, first)
     members = made.members
-    sizes = dict(zip(lhs + rhs, (*shapes[0], *shapes[1]), strict=True))
     shape = [sizes[letter] for letter in letters]
-    if [one.shape for one in dot.types] != [tuple(sizes[letter] for letter in out)]:
-        return f"{_called(dot)} has another shape than its operands give"
     if place != "out":  # the contraction sees the array after the exchange
         for letter, up in ((gather, False), (scatter, True)):
             if letter:

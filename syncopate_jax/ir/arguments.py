@@ -58,6 +58,11 @@ def axis_of(where: str, what: str, axis: int, shape: tuple[int, ...]) -> int:
     return found % len(shape)
 
 
+def largest_divisor(value: int, most: int) -> int:
+    """The largest number up to ``most`` that divides ``value``."""
+    return next(part for part in range(min(value, most), 0, -1) if value % part == 0)
+
+
 def one_of(where: str, what: str, value: str, known: Sequence[str]) -> int:
     """Position of ``value`` in ``known``; raises InputError that lists what is known."""
     if value not in known:

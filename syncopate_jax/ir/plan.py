@@ -19,7 +19,7 @@ rank (partial results, or private data). A goal states its value: element ``p`` 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from syncopate_jax.ir.arguments import MAX_EXTENT
 from syncopate_jax.ir.chunk import Box, Chunk
 from syncopate_jax.ir.columns import Columns
 from syncopate_jax.ir.comm import P2P, Collective, ComputeDep, Dependency, OpDep, Operation
+from syncopate_jax.ir.text_words import op_text, ranks_text, word
 
 ITEM_SIZES = {
     "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2,
@@ -41,6 +42,8 @@ ITEM_SIZES = {
 # As NumPy has; and more than any device holds: bytes of many transfers add up in 64 bits.
 MAX_NDIM, MAX_ELEMENTS = 64, 2**40
 MAX_PLAN_RANKS = 2**20  # of a plan in a file: more than any system has, little enough for memory
+
+SHOWN_LINES = 300  # of a plan that is printed
 
 
 def shape_fault(shape: tuple[int, ...]) -> str:
@@ -74,6 +77,10 @@ class Tensor:
             known = ", ".join(sorted(ITEM_SIZES))
             raise InputError(f"tensor {self.name}: dtype {self.dtype!r} is not one of {known}")
 
+    def __str__(self) -> str:
+        shape = ",".join(map(str, self.shape))
+        return f"{self.name} [{shape}] {self.dtype}{' per_rank' * self.per_rank}"
+
     @property
     def itemsize(self) -> int:
         """Bytes an element."""
@@ -93,6 +100,9 @@ class Region:
     tensor: str
     box: Box
     produced: bool = False
+
+    def __str__(self) -> str:
+        return f"r{self.rank} {self.tensor}{self.box}{' produced' * self.produced}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -121,6 +131,13 @@ class Goal:
         if fault:  # plans have many goals, and words take time
             raise InputError(f"goal {self.tensor}{self.box} of rank {self.rank}: {fault}")
 
+    def __str__(self) -> str:
+        source = f" from {self.source}" if self.source else ""
+        at = f" at [{','.join(map(str, self.source_lo))}]" if self.source_lo else ""
+        over = f" over {ranks_text(self.ranks)}" if self.ranks else ""
+        reduce = f" {self.reduce}" if self.reduce != "sum" else ""
+        return f"r{self.rank} {self.tensor}{self.box}{source}{at}{over}{reduce}"
+
     @property
     def source_chunk(self) -> Chunk:
         """What the goal's values are made of: its own tensor and box unless it says otherwise."""
@@ -134,7 +151,8 @@ class Plan:
     """A communication plan over ``num_ranks`` ranks; immutable.
 
     ``columns`` holds the operations (see ``columns.py``); ``ops`` and ``op`` give them as objects.
-    Plans are equal where every field is, every operation among them.
+    Plans are equal where every field is, every operation among them. ``str`` is the text form
+    (``text.py``), of a large plan its first lines.
     """
 
     name: str
@@ -173,6 +191,17 @@ class Plan:
     def __hash__(self) -> int:
         """Of what is short: plans of large groups have many goals and operations."""
         return hash((self.name, self.num_ranks, self.tensors, self.columns))
+
+    def __str__(self) -> str:
+        counts = {
+            "initial regions": len(self.initial),
+            "goals": len(self.goals),
+            "operations": self.num_ops,
+        }
+        if sum(counts.values()) <= SHOWN_LINES:
+            return "\n".join(self.lines())
+        rest = ", ".join(f"{count} {what}" for what, count in counts.items())
+        return "\n".join([*self._head(), f"# {rest}: syncopate_jax.ir.text.to_text writes them"])
 
     @property
     def num_ops(self) -> int:
@@ -232,6 +261,38 @@ class Plan:
     def with_columns(self, columns: Columns, **changes: Any) -> Plan:
         """This plan with other operations (and other fields, by name)."""
         return replace(self, columns=columns, **changes)
+
+    def lines(self) -> Iterator[str]:
+        """The lines of the text form, whose grammar is in ``text.py``."""
+        yield from self._head()
+        yield from self._table_lines()
+        yield from (f"initial {region}" for region in self.initial)
+        yield from (f"goal {goal}" for goal in self.goals)
+        for rank in range(self.num_ranks):
+            for index, op in enumerate(self.ops(rank)):
+                yield f"r{rank}.{index} {op_text(op)}"
+
+    def tables(self) -> tuple[tuple[str, Sequence[object]], ...]:
+        """What operations name by number: each table's name and entries."""
+        return ("channels", self.channels), ("groups", self.groups), ("origins", self.origins)
+
+    def _head(self) -> Iterator[str]:
+        widest = max((len(tensor.shape) for tensor in self.tensors), default=0)
+        dims = "" if self.columns.ndim == widest else f" dims {self.columns.ndim}"
+        yield f"plan {word(self.name)} ranks {self.num_ranks}{dims}"
+        yield from (f"tensor {tensor}" for tensor in self.tensors)
+
+    def _table_lines(self) -> Iterator[str]:
+        """Tables whose order is not that of first use."""
+        c = self.columns
+        columns = (c.channel, c.group[c.group >= 0], c.origin)
+        defaults: tuple[list[object], ...] = ([comm.DEFAULT_CHANNEL], [], [""])
+        for (what, names), column, default in zip(self.tables(), columns, defaults, strict=True):
+            used = [names[i] for i in dict.fromkeys(column.tolist())] or default
+            if list(names) != used:
+                for name in names:
+                    shown = ranks_text(name) if isinstance(name, tuple) else word(str(name))
+                    yield f"{what[:-1]} {shown}"
 
     def _chunk(self, tensor: int, lo: np.ndarray, hi: np.ndarray) -> Chunk:
         found = self.tensors[tensor]

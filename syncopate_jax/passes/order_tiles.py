@@ -25,6 +25,7 @@ import numpy as np
 from syncopate_jax.check.report import Report
 from syncopate_jax.errors import PlanError
 from syncopate_jax.ir.arguments import integer, one_of
+from syncopate_jax.ir.comm import ComputeDep, Dependency
 from syncopate_jax.kernel.tiles import TileSpace
 from syncopate_jax.passes.build_depgraph import DepGraph
 from syncopate_jax.passes.tile_sets import Sets, join_sets
@@ -188,6 +189,17 @@ def _refuse_circle(graph: DepGraph, waiting: list[int]) -> None:
     """Raises PlanError that names the operations which cannot start."""
     report = Report(graph.plan)
     stuck = np.array([row for row in range(graph.plan.num_ops) if waiting[row] > 0], np.int64)
+    own = {int(row): deps for row in stuck if (deps := _waits_for_itself(graph, int(row)))}
+    if own:
+        report.rows(
+            "circular-wait", np.array(list(own)), lambda row: _own_wait(graph, row, own[row])
+        )
+        advice = (
+            "operations that add to tiles wait for these very tiles, which take in what they bring "
+            "before they are done: leave out the dependencies that are named; reductions need "
+            "none on the destination's tiles nor on each other"
+        )
+        raise PlanError(graph.plan.name, report.findings, limit=_SHOWN, advice=advice)
     events: dict[int, list[int]] = {}
     for row, event in zip(graph.event_op.tolist(), graph.event.tolist(), strict=True):
         events.setdefault(row, []).append(event)
@@ -212,6 +224,34 @@ def _refuse_circle(graph: DepGraph, waiting: list[int]) -> None:
         "verify the plan"
     )
     raise PlanError(graph.plan.name, report.findings, limit=_SHOWN, advice=advice)
+
+
+def _waits_for_itself(graph: DepGraph, row: int) -> list[Dependency]:
+    """The dependencies of an operation on what it adds to: its tiles, or other sums into them."""
+    if not graph.lands[row]:
+        return []
+    into, rank, first = (
+        graph.plan.row(row).dst,
+        graph.plan.columns.dst_rank,
+        graph.plan.columns.rank,
+    )
+
+    def is_into(dep: Dependency) -> bool:
+        if isinstance(dep, ComputeDep):
+            return dep.rank == rank[row] and dep.chunk.meets(into)
+        other = int(np.searchsorted(first, dep.rank)) + dep.index
+        meets = rank[other] == rank[row] and graph.plan.row(other).dst.meets(into)
+        return bool(graph.lands[other] and meets)
+
+    return [dep for dep in graph.plan.row(row).deps if is_into(dep)]
+
+
+def _own_wait(graph: DepGraph, row: int, deps: list[Dependency]) -> str:
+    into = f"{graph.plan.row(row).dst} of rank {graph.plan.columns.dst_rank[row]}"
+    return (
+        f"adds to {into} and waits for {', '.join(map(str, deps))}, which, fused, is done once the "
+        f"tiles that take in the sum are"
+    )
 
 
 def _dense(ready: Array, due: Array) -> Array:

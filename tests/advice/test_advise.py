@@ -156,8 +156,10 @@ def test_a_refusal_at_one_degree_leaves_the_others(monkeypatch: pytest.MonkeyPat
         ({"tp_degrees": ()}, "tp_degrees is empty"),
         ({"tp_degrees": (0,)}, "tp degree must be in 1"),
         ({"tp_degrees": (8,)}, "degree 8 needs 8 ranks, topology h200_nvlink has 4"),
-        ({"tp_degrees": (3,)}, "512 tokens cannot be shared by degree 3"),
+        ({"tp_degrees": (3,)}, "512 tokens cannot be shared by degree 3; pad it to a multip"),
         ({"tp_degrees": (3,), "tokens": 513}, "layer in shares 1024 columns, not a multiple of de"),
+        ({"tp_degrees": (3,)}, "divides the tokens and what each layer shares, such as 2$"),
+        ({"tp_degrees": (3,), "tokens": 513}, "each layer shares, such as 1$"),
         ({"tp_degrees": (3,), "tokens": 3, "layers": (OUT,)}, "layer out shares 512 rows, not"),
     ],
 )

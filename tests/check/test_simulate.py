@@ -378,7 +378,9 @@ def test_a_missing_link_names_the_way_round() -> None:
         simulate(plan, presets.nodes(2, 8))
     assert str(error.value) == (
         "simulate small: rank 8 op 0 travels r8 to r0 on channel nvlink, where topology nodes_2x8 "
-        "has no link (1 such operations); use nic or host"
+        "has no link (1 such operations); use nic or host: templates have channel= for all that "
+        "they send, and the hierarchical ones outer_channel= for what goes between the nodes= that "
+        "they are given"
     )
     with pytest.raises(InputError, match="nothing joins them: relay the data"):
         simulate(plan_of([send(0, 2, 10)], [], [], []), presets.ring(4))

@@ -95,7 +95,12 @@ def test_float64_is_left_to_xla(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--shape", "1,2"], "--shape '1,2': needs three integers M,K,N"),
         (["--shape", "8,0,8"], "--shape '8,0,8': needs integers of 1 to 2147483647, found 0"),
-        (["--shape", "9,8,8"], "M = 9 is not a multiple of the 8 ranks that share it"),
+        (["--shape", "9,8,8"], "M = 9 is not a multiple of the 8 ranks that share it; pad it"),
+        (
+            ["--shape", "9,8,6", "--ranks", "6"],
+            "M = 9 is not a multiple of the 6 ranks that share it; pad it to 12, or take --ranks "
+            "that divide it, such as 3",
+        ),
         (["--shape", "8,8,8", "--ranks", "0"], "--ranks must be at least 1, found 0"),
         (["--shape", "8,8,8", "--topology", "moon"], "moon"),
         (

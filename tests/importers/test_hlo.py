@@ -234,8 +234,9 @@ def test_a_gather_of_several_arrays_before_a_contraction() -> None:
          "read by dot r, add s; one"),
         ("  s = f32[8,8] add(g, g2)\n  r = f32[8,8] dot(s, g2), " + DOT,
          "goes into add s, no contraction"),
-        ("  t = f32[2,4,8] reshape(g)\n  u = f32[4,2,8] transpose(t), dimensions={1,0,2}\n"
-        "  v = f32[8,8] reshape(u)\n  r = f32[8,8] dot(v, g2), " + DOT,
+        ("  t = f32[2,4,8] reshape(g)\n  u = f32[4,8,2] transpose(t), dimensions={1,2,0}\n"
+         "  v = f32[4,16] reshape(u)\n  g3 = f32[16,8] constant({...})\n"
+         "  r = f32[4,8] dot(v, g3), " + DOT,
          "its blocks are not those of one dimension of dot r"),
         ("  t = f32[64] reshape(g)\n  u = f32[5,13] reshape(t)\n  r = f32[5,8] dot(u, g2), " + DOT,
          "into reshape u, no"),

@@ -159,6 +159,31 @@ def test_fixtures_are_what_jax_prints(name: str) -> None:
         ]
 
 
+@pytest.mark.parametrize("form", ["hlo", "stablehlo"])
+def test_batches_that_xla_merges_with_what_is_exchanged(form: str) -> None:
+    def layer(x, w_in, w_out):  # x [2, S/8, K], gathered and scattered along S
+        hidden = jax.lax.all_gather(x, "t", axis=1, tiled=True) @ w_in
+        return jax.lax.psum_scatter(hidden @ w_out, "t", scatter_dimension=1, tiled=True)
+
+    step = jax.shard_map(
+        layer,
+        mesh=jax.make_mesh((8,), ("t",), (AxisType.Auto,)),
+        in_specs=(P(None, "t"), P(None, "t"), P("t")),
+        out_specs=P(None, "t"),
+    )
+    args = np.ones((2, 64, 32), np.float32), np.ones((32, 48), np.float32), np.ones((48, 40), "f")
+    lowered = jax.jit(step).lower(*args)
+    found = import_hlo(lowered.compile().as_text() if form == "hlo" else lowered.as_text())
+    gather, scatter = found.collectives
+    assert (gather.operator, scatter.operator) == ("all_gather_matmul", "matmul_reduce_scatter")
+    shapes = {"lhs": (2, 8, 32), "out": (2, 64, 40)}
+    for pair in (gather.pair, scatter.pair):
+        assert pair is not None and pair.fused is not None
+        assert pair.fused.shape == shapes.pop(pair.fused.place)
+        assert pair.lhs[1] == pair.out[1] == pair.fused.gather + pair.fused.scatter
+        assert pair.lhs[0] == pair.out[0] and len(pair.rhs) == 2  # a batch of one operand
+
+
 def test_exported_programs() -> None:
     """``jax.export`` prints source lines behind every argument and operation."""
     fn, *args = PROGRAMS["automatic"]()

@@ -16,6 +16,7 @@ from syncopate_jax.ir.columns import Columns
 from syncopate_jax.ir.comm import P2P, Collective, ComputeDep, OpDep
 from syncopate_jax.ir.plan import Goal, Plan, Region, Tensor
 from syncopate_jax.ir.text import from_text, to_text
+from syncopate_jax.plans.all_gather_ring import all_gather_ring
 from tests.check.random_plans import random_plan
 from tests.golden.compare import golden
 
@@ -196,3 +197,20 @@ def test_damaged_text_gives_format_errors_only(data: st.DataObject) -> None:
         assert str(error)
     else:
         assert from_text(to_text(plan)) == plan
+
+
+def test_a_plan_prints_as_its_text() -> None:
+    plan = full_plan()
+    assert f"{plan}\n" == to_text(plan)
+    assert str(plan.goals[3]) == "r2 x[2:4,0:2] from x at [0,4] over 2,0"
+
+
+def test_a_large_plan_prints_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = all_gather_ring(128, (128, 4))
+    monkeypatch.setattr(Plan, "row", None)  # no operation is made for it
+    assert str(plan) == (
+        "plan all_gather_ring ranks 128\n"
+        "tensor x [128,4] bfloat16\n"
+        "# 128 initial regions, 128 goals, 16256 operations: syncopate_jax.ir.text.to_text "
+        "writes them"
+    )

@@ -196,6 +196,7 @@ def test_variants_that_do_not_exist() -> None:
         matmul_reduce_scatter(X, W, axis_name="t", scatter="k")
 
 
+TILES = "{'m': 128, 'n': 128, 'k': 64}"
 OPTIONS = [
     ({"backend": "nope"}, "no backend is called 'nope'; known: "),
     ({"backend": 3}, "backend: needs a name, found 3"),
@@ -212,7 +213,8 @@ OPTIONS = [
     ({"tiles": {"m": 0}}, "tiles: m needs an integer of at least 1, found 0"),
     ({"tiles": {"m": "8"}}, "tiles: m needs an integer of at least 1, found '8'"),
     ({"tiles": {"q": 8}}, "tiles: ['q'] are no letters; known: k, m, n"),
-    ({"tiles": 128}, "tiles: needs a mapping of letters to sizes, found 128"),
+    ({"tiles": 128}, f"tiles: needs a mapping of letters to sizes, such as {TILES}, found 128"),
+    ({"tiles": (7,)}, f"tiles: needs a mapping of letters to sizes, such as {TILES}, found (7,)"),
 ]
 
 

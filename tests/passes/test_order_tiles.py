@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from syncopate_jax.check.verify import verify
 from syncopate_jax.errors import InputError, PlanError
+from syncopate_jax.ir.text import from_text
 from syncopate_jax.kernel.axis_map import AxisMap
 from syncopate_jax.kernel.tiles import Axis, TileSpace
 from syncopate_jax.passes.build_depgraph import build_depgraph
 from syncopate_jax.passes.order_tiles import NEVER, TileOrder, order_tiles
 from syncopate_jax.passes.schedule_plan import schedule_plan
-from tests.passes.matmul_cases import Case, gather, gather_and_scatter, scatter, sent_out
+from tests.passes.matmul_cases import Case, gather, gather_and_scatter, product, scatter, sent_out
 
 
 def ordered(case: Case, **options) -> TileOrder:
@@ -165,3 +167,33 @@ def test_tiles_that_straddle_chunks_of_a_reduction() -> None:
     )
     assert count > 3 and len(listed) == 3 and last == f"  … and {count - 3} more"
     assert "tiles of rank" in listed[0] and "in a circle of operations and tiles" in listed[0]
+
+
+@pytest.mark.parametrize("after", ["compute(r0 y[0:4,0:4])", "r1.0 compute(r0 y[2:3,0:1])", "r1.0"])
+def test_sums_that_wait_for_the_tiles_that_add_them(after: str) -> None:
+    whole = "y[0:4,0:4]"
+    plan = from_text(
+        "plan late ranks 3\n"
+        "tensor y [4,4] float32 per_rank\n"
+        f"initial r0 {whole} produced\n"
+        f"initial r1 {whole} produced\n"
+        f"initial r2 {whole} produced\n"
+        f"goal r0 {whole} over 0:3\n"
+        f"r1.0 push {whole} -> r0 {whole} sum after compute(r1 {whole}) on nvlink\n"
+        f"r2.0 push {whole} -> r0 {whole} sum after {after} compute(r2 {whole}) on nvlink\n"
+    )
+    assert verify(plan) == ()  # unfused it is sound
+    graph = build_depgraph(plan, *product(4, 8, (4, 4, 8)), AxisMap.of({"y": "y"}))
+    with pytest.raises(PlanError) as caught:
+        order_tiles(graph)
+    first, finding = str(caught.value).splitlines()
+    assert first == (
+        "late: 1 finding(s); operations that add to tiles wait for these very tiles, which take in "
+        "what they bring before they are done: leave out the dependencies that are named; "
+        "reductions need none on the destination's tiles nor on each other"
+    )
+    assert finding == (
+        f"  rank 2 op 0 [circular-wait]: adds to {whole} of rank 0 and waits for "
+        f"{after.replace(' compute', ', compute')}, which, fused, is done once the tiles that take "
+        "in the sum are"
+    )
