@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from syncopate_jax.errors import InputError
+from syncopate_jax.errors import FormatError, InputError
 from syncopate_jax.importers.exchange import PERMUTE, REDUCING, Exchange, identifier
 from syncopate_jax.importers.replica_groups import AxisRef, Groups, NamedMesh, fault
 from syncopate_jax.importers.shardings import Derived
@@ -205,7 +205,8 @@ class Reader:
     """An importer that reads a file; call it with the file's text.
 
     Attributes:
-      read: the text to an ImportedProgram; raises FormatError, or UnsupportedError.
+      read: the text to an ImportedProgram; raises FormatError, or UnsupportedError, or InputError
+        of what it makes of the text, which becomes a FormatError here.
       reads: what files, in a few words.
     """
 
@@ -213,7 +214,10 @@ class Reader:
     reads: str
 
     def __call__(self, text: str) -> ImportedProgram:
-        return self.read(text)
+        try:
+            return self.read(text)
+        except InputError as error:  # sizes that no plan has are the file's fault
+            raise FormatError(str(error)) from error
 
 
 def from_moves(

@@ -237,6 +237,14 @@ def _fault(plan: Plan) -> str | None:
     wrong = np.flatnonzero((c.kind != 0) & (c.group < 0))
     if len(wrong):
         return f"columns.group[{wrong[0]}]: found -1, needs the group of the collective"
+    for name in ("src_rank", "dst_rank"):
+        column = getattr(c, name)
+        wrong = np.flatnonzero((c.kind != 0) & (column != c.rank))
+        if len(wrong):
+            return (
+                f"columns.{name}[{wrong[0]}]: found {column[wrong[0]]}, needs "
+                f"{c.rank[wrong[0]]}, the rank that lists the collective"
+            )
     for name in ("group", "split_axis", "concat_axis"):
         column = getattr(c, name)
         wrong = np.flatnonzero((c.kind == 0) & (column != -1))

@@ -47,7 +47,7 @@ def block_indices(spec: pl.BlockSpec, grid: tuple[int, ...], where: str, ndim: i
         return np.zeros((*grid, ndim), np.int64)
     try:
         with jax.ensure_compile_time_eval():
-            index = spec.index_map(*np.indices(grid))
+            index = spec.index_map(*np.indices(grid, np.int32))  # as Pallas has them
     except Exception as error:  # it is the user's function
         raise _unfit(where, f"raises {type(error).__name__}: {error}") from error
     try:

@@ -207,6 +207,16 @@ def test_names_the_field_at_fault(change: Callable[[Any], object], message: str)
         from_json(json.dumps(tree))
 
 
+@pytest.mark.parametrize("side", ["src_rank", "dst_rank"])
+def test_a_collective_is_its_own_end(side: str) -> None:
+    plan = collective(2, (4, 4))
+    tree = json.loads(to_json(plan))
+    assert from_json(json.dumps(tree)) == plan
+    _set("columns", side, 0, 1)(tree)
+    with pytest.raises(FormatError, match=rf"columns.{side}\[0\]: found 1, needs 0, the rank that"):
+        from_json(json.dumps(tree))
+
+
 def test_writes_nothing_that_it_could_not_read() -> None:
     plan = all_gather_ring(2, (4,))
     columns = replace(plan.columns, dst_rank=np.array([1, 7]))

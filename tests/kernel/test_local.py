@@ -94,6 +94,19 @@ def test_index_maps_that_follow_no_axis_give_boxes() -> None:
     assert lo[:, 0].tolist() == [[2, 0], [0, 0]] and hi[:, 0].tolist() == [[4, 4], [2, 4]]
 
 
+def test_index_maps_count_in_32_bits_as_pallas_does() -> None:
+    hashed = kernel(
+        pl.BlockSpec((2, 4), lambda i: ((i * 1103515245 + 12345) % 3, 0)),
+        grid=(3,),
+        out_specs=pl.BlockSpec((2, 4), lambda i: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((6, 4), jnp.float32),
+    )
+    space, accesses = hashed.read({"x": (6, 4)})
+    found = accesses["x"].boxes(space)[0][:, 0, 0] // 2
+    wanted = [int(np.int32((i * 1103515245 + 12345 + 2**31) % 2**32 - 2**31)) % 3 for i in range(3)]
+    assert found.tolist() == wanted == [0, 0, 2]
+
+
 def test_operands_without_blocks_are_taken_whole() -> None:
     whole = kernel(pl.BlockSpec())
     space, accesses = whole.read({"x": (4, 4)})
