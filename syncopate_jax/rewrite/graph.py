@@ -89,6 +89,11 @@ class Node:
         return any(not isinstance(e, jax_core.NamedAxisEffect) for e in self.eqn.effects)
 
     @property
+    def marks(self) -> tuple[Any, ...]:
+        """What the program said of the operation by contexts around it."""
+        return self.eqn.ctx.compute_type, self.eqn.ctx.xla_metadata
+
+    @property
     def is_own(self) -> bool:
         """Whether it is, or is part of, an operator of this package."""
         if self.name != "custom_vjp_call":

@@ -21,6 +21,7 @@ class Replaced:
         keeps it for them.
       gradients: what there is to say of those of a fused backend's operator; empty: it has fused
         ones, or they move nothing.
+      equals: where equal collectives were written, whose readers read this one's result.
     """
 
     collective: str
@@ -30,15 +31,17 @@ class Replaced:
     dot_source: str
     readers: tuple[str, ...] = ()
     gradients: str = ""
+    equals: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         axes, spec = ",".join(self.axis_names), self.spec
         letters = f"{spec.lhs},{spec.rhs}->{spec.out}"
         moved = "".join(f", {w} {x}" for w, x in _moves(spec))
         kept = f", kept for {', '.join(self.readers)}" if self.readers else ""
+        equals = f" (and at {', '.join(self.equals)})" if self.equals else ""
         return (
-            f"{self.collective} over {axes} at {self.source}, with the dot at {self.dot_source}: "
-            f"{spec.kind} of {spec.place} in {letters}{moved}{kept}"
+            f"{self.collective} over {axes} at {self.source}{equals}, "
+            f"with the dot at {self.dot_source}: {spec.kind} of {spec.place} in {letters}{moved}{kept}"
             f"{_remark(self.gradients)}"
         )
 
