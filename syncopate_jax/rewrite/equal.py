@@ -6,11 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from syncopate_jax.rewrite import steps
+from syncopate_jax.rewrite import operations
 from syncopate_jax.rewrite.graph import COLLECTIVES, Graph, Node, Value
 from syncopate_jax.rewrite.swaps import Rebuilt, Taken
-
-_ON_THE_WAY = steps.RESHAPES | steps.CASTS | {"convert_element_type", "transpose"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,8 +42,9 @@ def join(node: Node, program: Graph, taken: Taken) -> Joined:
     result = node.outputs[0]
     theirs = {x.outputs[0]: result for x in nodes}
     readers = [user for value in theirs for user in value.uses]
-    reads = [program.outputs, *(user.inputs for user in dict.fromkeys(readers) if user)]
-    uses = [result.uses, *(v.uses for x in nodes for v in dict.fromkeys((*x.inputs, *x.outputs)))]
+    reads: list[list[Any]] = [program.outputs, *(user.inputs for user in {*readers} if user)]
+    touched = (value for x in nodes for value in (*x.inputs, *x.outputs))
+    uses: list[list[Any]] = [result.uses, *(value.uses for value in touched)]
     before = tuple((x, list(x)) for x in (*reads, *uses))
     for read in reads:
         read[:] = [theirs.get(value, value) for value in read]
@@ -87,4 +86,6 @@ def _are_same(one: Value, other: Value) -> bool:
     if one is other:
         return True
     a, b = one.node, other.node
-    return a is not None and b is not None and a.name in _ON_THE_WAY and _do_the_same(a, b)
+    return (
+        a is not None and b is not None and a.name in operations.ONE_TO_ONE and _do_the_same(a, b)
+    )

@@ -41,7 +41,8 @@ class Replaced:
         equals = f" (and at {', '.join(self.equals)})" if self.equals else ""
         return (
             f"{self.collective} over {axes} at {self.source}{equals}, "
-            f"with the dot at {self.dot_source}: {spec.kind} of {spec.place} in {letters}{moved}{kept}"
+            f"with the dot at {self.dot_source}: "
+            f"{spec.kind} of {spec.place} in {letters}{moved}{kept}"
             f"{_remark(self.gradients)}"
         )
 
