@@ -23,7 +23,7 @@ from syncopate_jax.rewrite import graph as graphs
 from syncopate_jax.rewrite.fusable import refusal
 from syncopate_jax.rewrite.graph import COLLECTIVES, Graph, Node, Value, varying
 from syncopate_jax.rewrite.pairs import match
-from syncopate_jax.rewrite.report import Asked, Left, Replaced, Report
+from syncopate_jax.rewrite.report import ON_AUTO_AXES, Asked, Left, Replaced, Report
 from syncopate_jax.rewrite.steps import Step
 from syncopate_jax.rewrite.swaps import Operand, Place, Swap, Taken
 from syncopate_jax.rewrite.typed_dots import (
@@ -178,9 +178,7 @@ class Rewriter:
     def _ask(self, node: Node, asked: dict[Node, AskedDot], gone: set[Node]) -> None:
         found = match_auto(node, self.options)
         if isinstance(found, AskedDot) and not self.auto_axes:
-            found = (
-                "its mesh axes are auto ones; overlap(…, auto_axes=True) has their partitioner ask"
-            )
+            found = ON_AUTO_AXES
         if isinstance(found, str):
             self.left.append(Left(node.name, found, node.source))
         elif found is not None:

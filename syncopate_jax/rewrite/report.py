@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from syncopate_jax.ops.spec import Contraction
 
+ON_AUTO_AXES = "its mesh axes are auto ones; overlap(…, auto_axes=True) has their partitioner ask"
+"""Why a dot outside ``shard_map`` is left: it may need no collective at all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
@@ -88,7 +91,8 @@ class Report:
     """Every collective inside the program's ``shard_map`` bodies, in program order.
 
     And the dots outside these: on explicit mesh axes those that imply a collective, on auto axes
-    all that the partitioner is made to ask for.
+    all that the partitioner is made to ask for. Dots on auto axes that are left come last in its
+    text, in one line.
     """
 
     replaced: tuple[Replaced, ...]
@@ -98,8 +102,17 @@ class Report:
     def __str__(self) -> str:
         lines = [f"replaced {len(self.replaced)}, left {len(self.left)}"]
         lines += [f"  replaced: {item}" for item in self.replaced]
-        lines += [f"  left: {item}" for item in self.left]
+        lines += [f"  left: {item}" for item in self.left if item.reason != ON_AUTO_AXES]
         lines += [f"  the partitioner asks for: {item}" for item in self.asked]
+        on_auto_axes = [item for item in self.left if item.reason == ON_AUTO_AXES]
+        if len(on_auto_axes) > 1:
+            places = ", ".join(dict.fromkeys(item.source for item in on_auto_axes))
+            lines.append(
+                f"  left: {len(on_auto_axes)} dots outside shard_map, at {places}, each because "
+                f"{ON_AUTO_AXES}"
+            )
+        else:
+            lines += [f"  left: {item}" for item in on_auto_axes]
         return "\n".join(lines)
 
 
