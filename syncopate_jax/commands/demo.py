@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from syncopate_jax.commands import feed_forward
 
     check_picture(args.picture)
+    require_devices_of(args.backend)
     started = time.perf_counter()
     with Progress("demo: the fused layer runs interpreted, on simulated devices"):
         outcome = feed_forward.run(
@@ -97,6 +98,20 @@ def simulate_devices(count: int) -> None:
         raise InputError(
             f"--ranks {count}: JAX has {len(jax.devices())} devices; "
             f"set XLA_FLAGS=--xla_force_host_platform_device_count={count}"
+        )
+
+
+def require_devices_of(backend: str) -> None:
+    """Raises InputError for a backend of GPUs where JAX has CPU devices."""
+    import jax
+
+    from syncopate_jax.ops.fused import usual_target
+
+    of_gpus = backend not in ("auto", "xla") and usual_target(backend) != "tpu"
+    if of_gpus and jax.default_backend() == "cpu":
+        raise InputError(
+            f"--backend {backend} needs GPUs, and the devices here are simulated on the CPU; leave "
+            f"it out, or give --backend xla; where each rank has a GPU, set JAX_PLATFORMS=cuda"
         )
 
 

@@ -22,7 +22,7 @@ from syncopate_jax.ops import auto_axes, explicit_axes, fused
 from syncopate_jax.ops.derived import Product
 from syncopate_jax.ops.operands import check_arrays, result_dtype
 from syncopate_jax.ops.spec import Contraction
-from syncopate_jax.options import Options
+from syncopate_jax.options import Launch, Options
 from syncopate_jax.runtime import mesh as runtime_mesh
 
 _LEADING = "abcdefghij"  # letters of x's leading dimensions
@@ -38,6 +38,7 @@ def matmul(
     target: str | None = None,
     split: int | None = None,
     tiles: Mapping[str, int] | None = None,
+    launch: Launch | None = None,
 ) -> jax.Array:
     """``x @ w`` of sharded arrays outside ``shard_map``, its communication fused with it.
 
@@ -52,7 +53,7 @@ def matmul(
         those of ``w``, but for the axes that the rows have; on auto axes, as the partitioner
         likes. The ranks must divide the extent, but for auto axes under ``jit``.
       preferred_element_type: dtype of the result; default that of the promoted operands.
-      backend, target, split, tiles: as in ``syncopate_jax.options.Options``.
+      backend, target, split, tiles, launch: as in ``syncopate_jax.options.Options``.
 
     Returns:
       [..., M, N].
@@ -81,7 +82,7 @@ def matmul(
             f"arrays are one rank's; use all_gather_matmul and its like there"
         )
     out_spec = _spec_of(out_sharding, mesh, x.ndim)
-    options = Options(backend=backend, target=target, split=split, tiles=tiles)
+    options = Options(backend=backend, target=target, split=split, tiles=tiles, launch=launch)
     fused.choose_backend(Contraction("mk", "kn", "mn"), options)  # for its checks
     letters = _LEADING[: x.ndim - 2]
     how = Product(f"{letters}mk,kn->{letters}mn", options, jnp.dtype(out_dtype))

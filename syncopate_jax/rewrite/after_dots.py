@@ -7,14 +7,12 @@ from dataclasses import replace
 import jax.numpy as jnp
 
 from syncopate_jax.ops.operands import DTYPES
-from syncopate_jax.rewrite import regions, steps, swaps
+from syncopate_jax.rewrite import operations, regions, steps, swaps
 from syncopate_jax.rewrite.graph import Node, Value, uses_of
 from syncopate_jax.rewrite.letters import letters
 from syncopate_jax.rewrite.regions import Around
 from syncopate_jax.rewrite.steps import Step
 from syncopate_jax.rewrite.swaps import SUMS, Operand, Place, Swap, Taken
-
-_THROUGH = (*steps.RESHAPES, *steps.CASTS, "transpose", "convert_element_type")
 
 
 def after_dot(
@@ -67,7 +65,7 @@ def after_dot(
             value = region.end
             continue
         else:
-            if user.name not in (*steps.RESHAPES, *steps.CASTS, "transpose"):
+            if user.name not in (*operations.RESHAPES, *operations.CASTS, "transpose"):
                 return _not_a_dot(user)
             value_before = user.inputs[0]
             moved = steps.follow(user, value_before, layout, backward=True)
@@ -108,7 +106,7 @@ def _maker(value: Value) -> Node | None:
         node = value.node
         if node is None or node.name == "dot_general":
             found = [node, *found] if node else found
-        elif regions.is_elementwise(node) or node.name in _THROUGH:
+        elif regions.is_elementwise(node) or node.name in operations.ONE_TO_ONE:
             left += [x for x in node.inputs if x not in left]
         else:
             found.append(node)
@@ -121,7 +119,7 @@ def _is_product(value: Value) -> bool:
         name, reads = value.node.name, value.node.inputs
         if name in ("add", "add_any"):
             return all(_is_product(read) for read in reads)
-        if name not in _THROUGH:
+        if name not in operations.ONE_TO_ONE:
             return name == "dot_general"
         value = reads[0]
     return False

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from jax import lax
 
-from syncopate_jax.rewrite import regions, steps, swaps
+from syncopate_jax.rewrite import operations, regions, steps, swaps
 from syncopate_jax.rewrite.graph import COLLECTIVES, Node, Value, uses_of
 from syncopate_jax.rewrite.layout import Layout
 from syncopate_jax.rewrite.letters import letters
@@ -82,7 +82,7 @@ def _over(user: Node, path: _Path, names: tuple[str, ...], place: Place) -> _Pat
     """The path behind one more operation, moved to the other side of the collective."""
     value, layout = path.value, path.layout
     if len(user.outputs) != 1:
-        return f"its result goes into {user.name}"
+        return f"its result goes into {user.title}, which has {len(user.outputs)} results"
     result = user.outputs[0]
     step: Step | str | None
     if user.name == "convert_element_type":
@@ -115,7 +115,7 @@ def _by_way_of(
     transposes.
     """
     shared = path.value
-    while user is not None and user.name in (*steps.RESHAPES, *steps.CASTS, "transpose"):
+    while user is not None and user.name in (*operations.RESHAPES, *operations.CASTS, "transpose"):
         moved = steps.follow(user, user.outputs[0], path.layout, backward=False)
         if isinstance(moved, str):
             return moved
@@ -165,7 +165,7 @@ def _with(dot: Node, side: int, path: _Path, node: Node, exchange: swaps.Exchang
 
 def _undo(node: Node) -> tuple[Step, ...]:
     """From the result of a reshape or transpose to its operand."""
-    if node.name in steps.CASTS:
+    if node.name in operations.CASTS:
         return ()
     if node.name == "transpose":
         order: Sequence[int] = node.params["permutation"]
@@ -188,7 +188,7 @@ def _feeds_a_collective(dot: Node) -> bool:
         user = value.uses[0]
         if user.name in COLLECTIVES:
             return True
-        if user.name not in (*steps.RESHAPES, *steps.CASTS, "transpose", "convert_element_type"):
+        if user.name not in operations.ONE_TO_ONE:
             return False
         value = user.outputs[0]
     return False

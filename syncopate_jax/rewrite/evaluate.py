@@ -18,12 +18,12 @@ from syncopate_jax.ops.derived import contraction_of
 from syncopate_jax.ops.gradients import remark
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
+from syncopate_jax.rewrite import equal, rings
 from syncopate_jax.rewrite import graph as graphs
-from syncopate_jax.rewrite import rings
 from syncopate_jax.rewrite.fusable import refusal
 from syncopate_jax.rewrite.graph import COLLECTIVES, Graph, Node, Value, varying
 from syncopate_jax.rewrite.pairs import match
-from syncopate_jax.rewrite.report import Asked, Left, Replaced, Report
+from syncopate_jax.rewrite.report import ON_AUTO_AXES, Asked, Left, Replaced, Report
 from syncopate_jax.rewrite.steps import Step
 from syncopate_jax.rewrite.swaps import Operand, Place, Swap, Taken
 from syncopate_jax.rewrite.typed_dots import (
@@ -103,7 +103,7 @@ class Rewriter:
             if node in taken.gone:
                 continue
             if place is not None and node.name in COLLECTIVES:
-                self._pair(node, place, taken)
+                self._pair(node, program, place, taken)
             elif place is None and node.name == "dot_general":
                 self._typed(node, typed, taken.gone)
                 self._ask(node, asked, taken.gone)
@@ -129,25 +129,33 @@ class Rewriter:
         taken.rebuilt |= {one.value: one for one in found.rebuilt}
         return found.numbers
 
-    def _pair(self, node: Node, place: Place, taken: Taken) -> None:
+    def _pair(self, node: Node, program: Graph, place: Place, taken: Taken) -> None:
         if node.name == "ppermute":
             self.left.append(Left(node.name, rings.reason(node, self.why), node.source))
             return
-        found = match(node, place, taken)
-        if isinstance(found, Swap) and (reason := self._unfusable(found, place)):
-            found = reason
+        joined = equal.join(node, program, taken)
+        found = self._match(node, place, taken)
+        if isinstance(found, str) and joined.nodes:  # each by itself, then
+            joined.undo(taken)
+            joined = equal.NONE
+            found = self._match(node, place, taken)
         if isinstance(found, str):
             self.left.append(Left(node.name, found, node.source))
             return
-        self._take(found, place, taken)
+        self._take(found, place, taken, tuple(x.source for x in joined.nodes))
 
-    def _take(self, swap: Swap, place: Place, taken: Taken) -> None:
+    def _match(self, node: Node, place: Place, taken: Taken) -> Swap | str:
+        found = match(node, place, taken)
+        reason = self._unfusable(found, place) if isinstance(found, Swap) else None
+        return reason or found
+
+    def _take(self, swap: Swap, place: Place, taken: Taken, equals: tuple[str, ...] = ()) -> None:
         taken.add(swap)
         node, readers = swap.collective, swap.kept.readers if swap.kept else ()
         said = self._of_gradients(swap, place) if self.asks_of_gradients else ""
         sources = (node.source, swap.dot.source)
         self.replaced.append(
-            Replaced(node.name, swap.spec, swap.axis_names, *sources, readers, said)
+            Replaced(node.name, swap.spec, swap.axis_names, *sources, readers, said, equals)
         )
 
     def _typed(self, node: Node, typed: dict[Node, TypedDot], gone: set[Node]) -> None:
@@ -170,9 +178,7 @@ class Rewriter:
     def _ask(self, node: Node, asked: dict[Node, AskedDot], gone: set[Node]) -> None:
         found = match_auto(node, self.options)
         if isinstance(found, AskedDot) and not self.auto_axes:
-            found = (
-                "its mesh axes are auto ones; overlap(…, auto_axes=True) has their partitioner ask"
-            )
+            found = ON_AUTO_AXES
         if isinstance(found, str):
             self.left.append(Left(node.name, found, node.source))
         elif found is not None:

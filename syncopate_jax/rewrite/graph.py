@@ -23,6 +23,8 @@ from jax._src import source_info_util as jax_source
 from jax.extend import core as extend_core
 from jax.extend import linear_util
 
+from syncopate_jax.rewrite import operations
+
 COLLECTIVES = (
     "all_gather",
     "all_gather_invariant",
@@ -89,6 +91,11 @@ class Node:
         return any(not isinstance(e, jax_core.NamedAxisEffect) for e in self.eqn.effects)
 
     @property
+    def marks(self) -> tuple[Any, ...]:
+        """What the program said of the operation by contexts around it."""
+        return self.eqn.ctx.compute_type, self.eqn.ctx.xla_metadata
+
+    @property
     def is_own(self) -> bool:
         """Whether it is, or is part of, an operator of this package."""
         if self.name != "custom_vjp_call":
@@ -140,7 +147,8 @@ class Graph:
 def read(jaxpr: Any, *, inline: bool) -> Graph:
     """The graph of a jaxpr; ``inline`` writes out calls of ``jit`` that hold dots or collectives.
 
-    Pairs are often split by such calls, because ``jnp.einsum`` is one.
+    Pairs are often split by such calls, because ``jnp.einsum`` is one. So are those of several
+    shapes or results, as ``jnp.where`` is of a mask: what varies along what, their operations tell.
     """
     inputs = [Value(v.aval) for v in jaxpr.invars]
     nodes: list[Node] = []
@@ -179,10 +187,25 @@ def _read(jaxpr: Any, inputs: Sequence[Value], nodes: list[Node], inline: bool) 
 def _worth_inlining(eqn: Any) -> bool:
     if eqn.primitive.name != "jit" or eqn.params["compiler_options_kvs"]:
         return False
-    return any(
+    return _is_mixed(eqn) or any(
         inner.primitive.name in ("dot_general", *COLLECTIVES) or _worth_inlining(inner)
         for inner in eqn.params["jaxpr"].eqns
     )
+
+
+def _is_mixed(eqn: Any) -> bool:
+    """Whether a call of ``jit`` is elementwise, but for the shapes of its arguments and results."""
+    shapes = {atom.aval.shape for atom in (*eqn.invars, *eqn.outvars)} - {()}
+    return (len(shapes) > 1 or len(eqn.outvars) > 1) and _is_elementwise(eqn)
+
+
+def _is_elementwise(eqn: Any) -> bool:
+    if eqn.primitive.name == "jit":
+        return all(_is_elementwise(inner) for inner in eqn.params["jaxpr"].eqns)
+    return eqn.primitive.name in _ELEMENTWISE
+
+
+_ELEMENTWISE = operations.ELEMENTWISE | operations.RESHAPES | operations.CASTS | {"transpose"}
 
 
 def one_use(value: Value) -> str | None:

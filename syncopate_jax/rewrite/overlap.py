@@ -13,7 +13,7 @@ from jax.extend import core as extend_core
 from syncopate_jax.errors import InputError
 from syncopate_jax.ops import fused
 from syncopate_jax.ops.spec import Contraction
-from syncopate_jax.options import Options
+from syncopate_jax.options import Launch, Options
 from syncopate_jax.rewrite.evaluate import Rewriter, surrounding_place
 from syncopate_jax.rewrite.report import Report
 
@@ -95,6 +95,7 @@ def overlap[**P, R](
     target: str | None = None,
     split: int | None = None,
     tiles: Mapping[str, int] | None = None,
+    launch: Launch | None = None,
     auto_axes: bool = False,
 ) -> Overlapped[P, R]:
     """``fn`` with each collective beside a dot replaced by one fused operator.
@@ -118,7 +119,8 @@ def overlap[**P, R](
 
     Args:
       fn: a function of pytrees that ``jax.jit`` would take.
-      backend, target, split, tiles: as in ``syncopate_jax.options.Options``, for every operator.
+      backend, target, split, tiles, launch: as in ``syncopate_jax.options.Options``, for every
+        operator.
       auto_axes: outside ``shard_map`` on auto mesh axes, every dot becomes a product that the
         partitioner asks for when it has settled the shardings. Such products have no forward
         mode.
@@ -138,7 +140,7 @@ def overlap[**P, R](
         raise InputError(f"overlap: auto_axes must be True or False, found {auto_axes!r}")
     if isinstance(fn, Overlapped):
         fn = fn.fn
-    options = Options(backend=backend, target=target, split=split, tiles=tiles)
+    options = Options(backend=backend, target=target, split=split, tiles=tiles, launch=launch)
     fused.choose_backend(Contraction("mk", "kn", "mn"), options)  # for its checks
     return Overlapped(fn, options, auto_axes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from syncopate_jax.rewrite import steps
+from syncopate_jax.rewrite import operations
 from syncopate_jax.rewrite.after_dots import after_dot
 from syncopate_jax.rewrite.before_dots import before_dot
 from syncopate_jax.rewrite.graph import Node, Value, varying
@@ -42,11 +42,8 @@ def match(node: Node, place: Place, taken: Taken) -> Swap | str:
 
 def _tracked_axes(value: Value) -> frozenset[str]:
     """Axes along which a value truly differs: before it was cast to vary."""
-    while value.node is not None and value.node.name in (*steps.CASTS, *_SHAPING):
+    while value.node is not None and value.node.name in operations.ONE_TO_ONE:
         value = value.node.inputs[0]
     if value.node is not None and value.node.name == "dot_general":
         return _tracked_axes(value.node.inputs[0]) | _tracked_axes(value.node.inputs[1])
     return varying(value)
-
-
-_SHAPING = (*steps.RESHAPES, "transpose", "convert_element_type")

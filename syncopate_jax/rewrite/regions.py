@@ -18,19 +18,13 @@ from jax import lax
 
 from syncopate_jax.ops.operands import DTYPES
 from syncopate_jax.rewrite import graph as graphs
-from syncopate_jax.rewrite import steps
+from syncopate_jax.rewrite import operations, steps
 from syncopate_jax.rewrite.graph import Graph, Node, Value
 from syncopate_jax.rewrite.layout import Layout
 from syncopate_jax.rewrite.steps import Step
 from syncopate_jax.rewrite.swaps import Place
 from syncopate_jax.runtime import custom_call
 
-OPERATIONS = (
-    steps.UNARY
-    | steps.BINARY
-    | {"add_any", "and", "clamp", "convert_element_type", "eq", "ge", "gt", "is_finite"}
-    | {"le", "lt", "ne", "nextafter", "not", "or", "select_n", "xor"}
-)
 CALLS = frozenset({"jit", "custom_jvp_call"})
 NO_NAMES = frozenset[str]()
 
@@ -63,7 +57,7 @@ class Around:
         if node.name in CALLS:
             if not _is_elementwise_call(node, self.place):
                 return f"{node.name} of {_label(node)} stands between and is not elementwise"
-        elif node.name not in OPERATIONS or len(node.outputs) != 1:
+        elif node.name not in operations.ELEMENTWISE or len(node.outputs) != 1:
             return f"{node.title} stands between, which does not commute with it"
         for value in others:
             reason = steps.varies(node, value, self.layout, self.axis_names, self.place.tracked)
@@ -74,7 +68,7 @@ class Around:
 
 def is_elementwise(node: Node) -> bool:
     """Whether an operation is one that may be elementwise, to be looked at closely."""
-    return node.name in (OPERATIONS - {"convert_element_type"}) | CALLS
+    return node.name in (operations.ELEMENTWISE - {"convert_element_type"}) | CALLS
 
 
 def refusal_before_a_sum(node: Node, around: Around) -> str | None:
@@ -82,7 +76,7 @@ def refusal_before_a_sum(node: Node, around: Around) -> str | None:
 
     A factor that all ranks share can; but in float16 it may be what keeps the sum finite.
     """
-    if node.name in steps.LINEAR:
+    if node.name in operations.LINEAR:
         return None
     found = {
         x: steps.varies(node, x, around.layout, around.axis_names, around.place.tracked)
@@ -196,7 +190,7 @@ def _run(nodes: Sequence[Node], known: dict[Value, Any], shape: tuple[int, ...])
             outs = _with_own_rule(node, args, shape)
         elif node.name == "broadcast_in_dim":
             outs = [args[0] if args[0].ndim else jnp.broadcast_to(args[0], shape)]
-        elif node.name in steps.CASTS:
+        elif node.name in operations.CASTS:
             outs = args
         else:
             outs = node.bind(custom_call.vary_alike(args))
@@ -264,7 +258,7 @@ def _is_plain(node: Node, shape: tuple[int, ...]) -> bool:
         return False
     if node.name in CALLS:
         return all(_is_plain(x, shape) for x in _within(node))
-    return node.name in OPERATIONS | steps.CASTS | {"broadcast_in_dim"}
+    return node.name in operations.ELEMENTWISE | operations.CASTS | {"broadcast_in_dim"}
 
 
 def _label(node: Node) -> str:

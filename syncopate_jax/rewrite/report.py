@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from syncopate_jax.ops.spec import Contraction
 
+ON_AUTO_AXES = "its mesh axes are auto ones; overlap(…, auto_axes=True) has their partitioner ask"
+"""Why a dot outside ``shard_map`` is left: it may need no collective at all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
@@ -21,6 +24,7 @@ class Replaced:
         keeps it for them.
       gradients: what there is to say of those of a fused backend's operator; empty: it has fused
         ones, or they move nothing.
+      equals: where equal collectives were written, whose readers read this one's result.
     """
 
     collective: str
@@ -30,14 +34,17 @@ class Replaced:
     dot_source: str
     readers: tuple[str, ...] = ()
     gradients: str = ""
+    equals: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         axes, spec = ",".join(self.axis_names), self.spec
         letters = f"{spec.lhs},{spec.rhs}->{spec.out}"
         moved = "".join(f", {w} {x}" for w, x in _moves(spec))
         kept = f", kept for {', '.join(self.readers)}" if self.readers else ""
+        equals = f" (and at {', '.join(self.equals)})" if self.equals else ""
         return (
-            f"{self.collective} over {axes} at {self.source}, with the dot at {self.dot_source}: "
+            f"{self.collective} over {axes} at {self.source}{equals}, "
+            f"with the dot at {self.dot_source}: "
             f"{spec.kind} of {spec.place} in {letters}{moved}{kept}"
             f"{_remark(self.gradients)}"
         )
@@ -84,7 +91,8 @@ class Report:
     """Every collective inside the program's ``shard_map`` bodies, in program order.
 
     And the dots outside these: on explicit mesh axes those that imply a collective, on auto axes
-    all that the partitioner is made to ask for.
+    all that the partitioner is made to ask for. Dots on auto axes that are left come last in its
+    text, in one line.
     """
 
     replaced: tuple[Replaced, ...]
@@ -94,8 +102,17 @@ class Report:
     def __str__(self) -> str:
         lines = [f"replaced {len(self.replaced)}, left {len(self.left)}"]
         lines += [f"  replaced: {item}" for item in self.replaced]
-        lines += [f"  left: {item}" for item in self.left]
+        lines += [f"  left: {item}" for item in self.left if item.reason != ON_AUTO_AXES]
         lines += [f"  the partitioner asks for: {item}" for item in self.asked]
+        on_auto_axes = [item for item in self.left if item.reason == ON_AUTO_AXES]
+        if len(on_auto_axes) > 1:
+            places = ", ".join(dict.fromkeys(item.source for item in on_auto_axes))
+            lines.append(
+                f"  left: {len(on_auto_axes)} dots outside shard_map, at {places}, each because "
+                f"{ON_AUTO_AXES}"
+            )
+        else:
+            lines += [f"  left: {item}" for item in on_auto_axes]
         return "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from syncopate_jax.rewrite import graph as graphs
 from syncopate_jax.rewrite.graph import Node, Value
-from syncopate_jax.rewrite.steps import CASTS
+from syncopate_jax.rewrite.operations import CASTS
 
 DTYPES = ("int32", "int64", "bool")
 """Of numbers that are followed: offsets are seldom unsigned or narrow, and those wrap."""

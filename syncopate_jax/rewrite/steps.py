@@ -12,19 +12,9 @@ from typing import Any
 
 from jax import lax
 
+from syncopate_jax.rewrite import operations
 from syncopate_jax.rewrite.graph import Node, Value, varying
 from syncopate_jax.rewrite.layout import Layout
-
-UNARY = frozenset(
-    {"abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "copy", "cos"}
-    | {"cosh", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "integer_pow", "log"}
-    | {"log1p", "logistic", "neg", "reduce_precision", "round", "rsqrt", "sign", "sin", "sinh"}
-    | {"sqrt", "square", "tan", "tanh"}
-)
-BINARY = frozenset({"add", "atan2", "div", "max", "min", "mul", "pow", "rem", "sub"})
-RESHAPES = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
-CASTS = frozenset({"pcast", "pvary"})
-LINEAR = frozenset({"copy", "neg"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +43,7 @@ def follow(node: Node, value: Value, layout: Layout, *, backward: bool) -> Moved
 
     ``layout`` is of its result if ``backward``, of its operand if not; ``value`` is the other one.
     """
-    if node.name in RESHAPES:
+    if node.name in operations.RESHAPES:
         return _reshape(node, value, layout, backward)
     if node.name == "transpose":
         order = node.params["permutation"]
@@ -62,7 +52,7 @@ def follow(node: Node, value: Value, layout: Layout, *, backward: bool) -> Moved
             Step(lambda x: lax.transpose(x, order)),
             layout.transpose(inverse if backward else order),
         )
-    if node.name in CASTS:
+    if node.name in operations.CASTS:
         return Moved(None, layout)
     return f"{node.title} stands between, which does not commute with it"
 
@@ -139,7 +129,7 @@ def carried(node: Node) -> Value:
     return node.inputs[0]
 
 
-def _before_casts(value: Value, through: frozenset[str] = CASTS) -> Value:
+def _before_casts(value: Value, through: frozenset[str] = operations.CASTS) -> Value:
     """What a value was before JAX was told that it may differ between ranks."""
     while value.node is not None and value.node.name in through:
         value = value.node.inputs[0]
@@ -147,7 +137,7 @@ def _before_casts(value: Value, through: frozenset[str] = CASTS) -> Value:
 
 
 def _same_on_every_rank(value: Value, axis_names: Sequence[str], tracked: bool) -> bool:
-    value = _before_casts(value, CASTS | RESHAPES | {"convert_element_type"})
+    value = _before_casts(value, operations.CASTS | operations.RESHAPES | {"convert_element_type"})
     if value.node is None and value.known is not None:
         return True
     return tracked and not varying(value) & set(axis_names)

@@ -52,6 +52,13 @@ def test_the_report_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--ranks", "64", "--tokens", "64"], "JAX has 8 devices"),
         ([*SMALL, "--picture", "timeline.gif"], "needs a name that ends in .svg or .png"),
         ([*SMALL, "--backend", "pigeon"], "no backend is called 'pigeon'"),
+        (
+            [*SMALL, "--backend", "tma_dedicated"],
+            "--backend tma_dedicated needs GPUs, and the devices here are simulated on the CPU; "
+            "leave it out, or give --backend xla; where each rank has a GPU, set "
+            "JAX_PLATFORMS=cuda",
+        ),
+        ([*SMALL, "--backend", "copy_engine"], "--backend copy_engine needs GPUs"),
     ],
 )
 def test_bad_input_is_named(

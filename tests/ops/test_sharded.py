@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from syncopate_jax.errors import InputError, MeshError, UnsupportedError
 from syncopate_jax.importers import shardings
 from syncopate_jax.ops import auto_axes, explicit_axes, matmul
+from syncopate_jax.options import Launch
 
 EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
 ONE = (P(), P("t"), P(None, "t"))
@@ -183,6 +184,19 @@ def test_fused_on_explicit_axes() -> None:
         run = jax.jit(lambda x, w: matmul(x, w, out_sharding=P(None, "t"), backend="remote_dma"))
         np.testing.assert_array_equal(run(*args), x @ w)
         assert "syncopate" in run.lower(*args).as_text(debug_info=True)
+
+
+def test_a_launch_for_a_gpu_that_is_not_here() -> None:
+    mesh = mesh_of((2,), EXPLICIT)
+    x, w = (a.astype(jnp.bfloat16) for a in arrays((256, 128), (128, 256)))
+    options: dict[str, Any] = {"backend": "copy_engine", "target": "mosaic_gpu"}
+    with jax.set_mesh(mesh):
+        args = placed(mesh, x, P("t")), placed(mesh, w, P(None, "t"))
+        with pytest.raises(InputError, match="there is no GPU whose multiprocessors"):
+            matmul(*args, out_sharding=P(None, "t"), **options)
+        options["launch"] = Launch(sms=132)
+        run = jax.jit(lambda x, w: matmul(x, w, out_sharding=P(None, "t"), **options))
+        np.testing.assert_array_equal(run(*args), x @ w)
 
 
 @pytest.mark.parametrize("wrap", [jax.jit, lambda fn: fn], ids=["jit", "eager"])

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import syncopate_jax
 from syncopate_jax.errors import InputError
+from syncopate_jax.options import Launch
 from syncopate_jax.rewrite.overlap import overlap
 from tests.rewrite.compare import kinds, mesh_of
 
@@ -152,6 +153,22 @@ def test_overlapped_twice() -> None:
     assert report.replaced == ()
     assert report.left[0].reason == "it is inside an operator of this package"
     assert syncopate_jax.overlap is overlap
+
+
+def test_a_launch_for_a_gpu_that_is_not_here() -> None:
+    """The copy engine's copies are made on CPU devices, if the launch says for which GPU."""
+    given = {"backend": "copy_engine", "target": "mosaic_gpu"}
+    x, w = jnp.tile(X[:, :4], (16, 32)), jnp.tile(W[:4], (32, 64))
+    (left,) = overlap(product, **given).report(x, w).left
+    assert "give launch=syncopate_jax.options.Launch(sms=132) to compile for" in left.reason
+    new = overlap(product, **given, launch=Launch(sms=132))
+    x, w = x.astype(jnp.bfloat16), w.astype(jnp.bfloat16)
+    assert kinds(new.report(x, w)) == ["all_gather"]
+    np.testing.assert_allclose(
+        np.float32(jax.jit(new)(x, w)), np.float32(x) @ np.float32(w), rtol=2e-2, atol=1
+    )
+    with pytest.raises(InputError, match="launch: needs a Launch or None, found 132"):
+        overlap(product, launch=132)
 
 
 def test_shown_with_its_function_and_backend() -> None:

@@ -249,7 +249,7 @@ def test_values_are_kept_where_some_are_left() -> None:
     """A fused pair beside a decoy."""
 
     def body(x: jax.Array, w: jax.Array) -> Any:
-        return used_twice(x, w), scatter(gather(x) @ w), lax.psum(x[:4].T @ x[:4], "t")
+        return used_twice(-x, w), scatter(gather(x) @ w), lax.psum(x[:4].T @ x[:4], "t")
 
     fn = jax.shard_map(
         body, mesh=mesh_of(2), in_specs=(P("t"), P()), out_specs=(P("t"), P("t"), P())

@@ -152,7 +152,7 @@ def chain(seed: int) -> Body:
 
     def body(x: jax.Array, w: jax.Array) -> jax.Array:
         draw = np.random.default_rng(seed)
-        h = lax.all_gather(x, "t", axis=axis, tiled=True)
+        h = lax.all_gather(x + seed, "t", axis=axis, tiled=True)  # each its own
         for kind in kinds:
             if kind == "transpose":
                 h = h.transpose(draw.permutation(h.ndim))

@@ -119,6 +119,12 @@ def test_auto_axes_are_asked_for_only_if_wanted() -> None:
     report = overlap(fn).report(*args)
     wanted = "its mesh axes are auto ones; overlap(…, auto_axes=True) has their partitioner ask"
     assert (report.asked, report.replaced, reasons(report)) == ((), (), [wanted] * 2)
+    _, line = str(overlap(fn).report(*args)).splitlines()
+    place = r".*plain_models\.py:\d+ \(\w+\)"
+    assert re.fullmatch(
+        rf"  left: 2 dots outside shard_map, at {place}, {place}, each because {re.escape(wanted)}",
+        line,
+    )
     refused = overlap(fn, backend="remote_dma", auto_axes=True).report(*args)
     assert (
         reasons(refused)
@@ -128,6 +134,24 @@ def test_auto_axes_are_asked_for_only_if_wanted() -> None:
     assert re.search(
         r"the partitioner asks for: the dot mk,kn->mn at .*plain_models\.py:\d+", str(asked)
     )
+
+
+def test_dots_of_auto_axes_come_last() -> None:
+    def within(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.psum(jax.nn.softmax(x @ w), "t")
+
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        x = x * jnp.vdot(x, x)
+        mapped = jax.shard_map(within, mesh=mesh_of(AUTO), in_specs=(P("t"), P()), out_specs=P())
+        return mapped(x, w).sum()
+
+    args = placed(mesh_of(AUTO), (jnp.ones((4, 8)), jnp.ones((8, 4))), (P("t"), P()))
+    report = overlap(fn).report(*args)
+    assert [item.collective for item in report.left] == ["dot_general", "psum_invariant"]
+    lines = str(report).splitlines()
+    assert lines[0] == "replaced 0, left 2"
+    assert lines[1].startswith("  left: psum_invariant at ")
+    assert lines[2].startswith("  left: dot_general at ")
 
 
 @pytest.mark.slow

@@ -80,6 +80,46 @@ def test_a_bias_that_is_the_same_on_every_rank() -> None:
     assert len(same(mapped(body), X, W).replaced) == 1
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y, w: jnp.where(w[None, :, 0] > 0, y, 0.0),
+        lambda y, w: jax.jit(lambda y, row: y * row + 1.0)(y, w[:, 0]),
+        lambda y, w: jax.jit(lambda y: (y * 2, jnp.sin(y)))(y)[1],
+        lambda y, w: jax.jit(lambda y: jnp.tanh(y).T)(y).T,
+    ],
+    ids=["mask", "row", "two results", "transposed"],
+)
+def test_calls_of_several_shapes_are_seen_through(function: Callable[..., Any]) -> None:
+    def body(x: jax.Array, w: jax.Array) -> jax.Array:
+        return gathered(lambda y: function(y, w))(x, w)
+
+    report = same(mapped(body), X, W)
+    assert len(report.replaced) == 1 and reasons(report) == []
+    whole = overlap(jax.grad(lambda x, w: jnp.sum(mapped(body)(x, w) ** 2))).report(X, W)
+    assert not any("goes into" in reason for reason in reasons(whole))
+
+
+def test_a_mask_that_differs_along_what_is_moved() -> None:
+    def body(x: jax.Array, w: jax.Array) -> jax.Array:
+        return gathered(lambda y: jnp.where(w[:4, :1] > 0, y, 0.0))(x, w)
+
+    wanted = "select_n stands between, whose other operand differs along the moved dimension"
+    report = same(mapped(body), X, W)
+    assert (report.replaced, reasons(report)) == ((), [wanted])
+    whole = overlap(jax.grad(lambda x, w: jnp.sum(mapped(body)(x, w) ** 2))).report(X, W)
+    assert reasons(whole)[0] == wanted
+
+
+def test_a_call_with_several_results_that_is_not_elementwise() -> None:
+    def body(x: jax.Array, w: jax.Array) -> jax.Array:
+        y = jax.jit(lambda y: (jnp.cumsum(y, 0), y.sum()))(lax.all_gather(x, "t", tiled=True))
+        return y[0] @ w
+
+    report = same(mapped(body), X, W)
+    assert reasons(report) == ["its result goes into jit, which has 2 results"]
+
+
 def test_second_derivatives_follow_the_rule_too() -> None:
     fn, _ = together([own_rule])
 
