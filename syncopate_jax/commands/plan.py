@@ -86,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
             f"plan: needs {', '.join(missing)}; plan --list shows the templates, and "
             f"plan TEMPLATE --arguments what each takes"
         )
+    if args.json and args.out is None and args.format == "text":
+        raise InputError("plan: --json prints JSON, and --format text text; leave one of them out")
     template = templates.get(args.template)
     given = _arguments(args, template)
     shape = integers("--shape", args.shape, separators=",x")

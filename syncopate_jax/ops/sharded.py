@@ -45,6 +45,10 @@ def matmul(
     The moves are those of ``docs/shardings.md``: a sharded operand is moved as ``out_sharding``
     needs it and no more. The gradients are such products too, sharded as the operands are.
 
+    On a mesh with explicit and auto axes the product is a ``shard_map`` over the explicit ones, and
+    XLA (of JAX 0.12) ends the process on one where an auto axis of more ranks stands before an
+    explicit one in the sharding of a dimension: put the explicit axes first there.
+
     Args:
       x: [..., M, K].
       w: [K, N].

@@ -79,3 +79,11 @@ def test_a_value_of_another_type_is_shown_an_example(capsys: pytest.CaptureFixtu
 def test_arguments_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "--arguments")
     assert code == 2 and "--arguments needs TEMPLATE; plan --list shows the templates" in err
+
+
+def test_two_forms_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "all_gather_ring", "--ranks", "2", "--shape", "4,4", "--json"]
+    assert cli.main([*words, "--format", "text"]) == 2
+    assert "--json prints JSON, and --format text text" in capsys.readouterr().err
+    assert cli.main([*words, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_ranks"] == 2
