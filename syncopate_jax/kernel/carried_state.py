@@ -118,6 +118,7 @@ def are_interleaved(grid: Sequence[int], reduction: Sequence[int]) -> bool:
 
 
 def left_in_scratch(name: str, tile: str, between: bool) -> UnsupportedError:
+    """The refusal of a tile, in words; ``between`` its steps or before them."""
     if between:
         return UnsupportedError(
             f"kernel {name}: {tile} makes its result of what is in scratch since an earlier step, "
