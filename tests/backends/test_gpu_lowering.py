@@ -94,10 +94,10 @@ def folded(case: Case, **given: Any) -> Any:
     )
 
 
-def local_arrays(case: Case, ranks: int) -> Any:
+def local_arrays(case: Case, ranks: int, **sizes: int) -> Any:
     """Operands as rows: what each rank holds."""
     found = []
-    for whole, dimension in zip(arrays(ranks), (case.x, case.w, case.out), strict=True):
+    for whole, dimension in zip(arrays(ranks, **sizes), (case.x, case.w, case.out), strict=True):
         shape = list(whole.shape)
         if dimension is not None:
             shape[dimension] //= ranks
