@@ -133,6 +133,9 @@ def load() -> ctypes.CDLL:
     Raises UnsupportedError as ``build`` does, and where the library is damaged.
     """
     path = build()
+    # What is registered ahead of JAX's backends reaches them handlers first, which XLA refuses
+    # as their types are not there yet; and then the process has no backend.
+    jax.devices()
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:

@@ -27,6 +27,7 @@ from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_beside import least_steps
 from syncopate_jax.pallas_kernels.matmul_mosaic_gpu_config import MatmulConfig
 from syncopate_jax.runtime.folded import fold
 from tests.backends import emitted_faults
+from tests.backends.test_gpu_lowering import brings
 from tests.mosaic_interpreter.run import RaceFound, run_checked
 from tests.mosaic_interpreter.versions import needs_known_jax
 from tests.ops import cases
@@ -34,7 +35,7 @@ from tests.ops.cases import BY_NAME, CASES, Case
 
 pytestmark = needs_known_jax
 BACKENDS = ("tma_dedicated", "ldst_dedicated", "tma_colocated", "ldst_colocated")
-BRINGS = ("gather_x_m", "gather_x_k", "gather_w_k", "gather_w_n", "to_rows")
+BRINGS = tuple(case.name for case in CASES if brings(case))
 """Cases whose exchange comes before the product: no tile is there to be sent from registers."""
 TILES = {"m": 128, "n": 64, "k": 64}  # two warpgroups of the smallest wgmma
 ERROR = {"bfloat16": 3e-3, "float16": 5e-4}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -75,9 +76,8 @@ def waited(kernel: FusedKernel) -> dict[Slot, int]:
     return found
 
 
-def check(
-    case: Case, backend: str, ranks: int, monkeypatch: pytest.MonkeyPatch, split: int | None
-) -> None:
+def made_kernel(fn: Any, arrays: Sequence[Any], monkeypatch: pytest.MonkeyPatch) -> FusedKernel:
+    """The one kernel of ``fn``, of which no more is made than the tables."""
     made: list[FusedKernel] = []
 
     def call(kernel: FusedKernel, *_: Any, **__: Any) -> Any:
@@ -85,11 +85,18 @@ def check(
         raise Seen
 
     monkeypatch.setattr(FusedKernel, "call", call)
+    with pytest.raises(Seen):
+        lowered(fn, *arrays)
+    (kernel,) = made
+    return kernel
+
+
+def check(
+    case: Case, backend: str, ranks: int, monkeypatch: pytest.MonkeyPatch, split: int | None
+) -> None:
     given = {"target": "mosaic_gpu", "backend": backend, "launch": Launch(sms=20), "split": split}
     fn = cases.sharded(case, cases.ranks_mesh(ranks), **given)
-    with pytest.raises(Seen):
-        lowered(fn, *arrays(ranks, k=256)[:2])
-    (kernel,) = made
+    kernel = made_kernel(fn, arrays(ranks, k=256)[:2], monkeypatch)
     assert raised(kernel) == waited(kernel)
     assert raised(kernel).total() > 0
 

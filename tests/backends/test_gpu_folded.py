@@ -16,6 +16,7 @@ import pytest
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.options import Launch
 from syncopate_jax.runtime.folded import fold
+from tests.backends.test_gpu_lowering import brings
 from tests.ops.cases import BY_NAME, CASES, Case
 
 pytestmark = pytest.mark.gpu
@@ -82,9 +83,8 @@ def check(case: Case, backend: str, ranks: int, m: int, k: int, n: int, **launch
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_right(case: Case, backend: str, ranks: int) -> None:
-    brings = case.name.startswith("gather") or case.name == "to_rows"
     if backend == "ldst_colocated":
-        if brings:
+        if brings(case):
             with pytest.raises(UnsupportedError, match="brings data to tiles"):
                 check(case, backend, ranks, 128 * ranks, 128 * ranks, 128 * ranks)
         else:

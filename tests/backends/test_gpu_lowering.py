@@ -12,6 +12,7 @@ import pytest
 
 from syncopate_jax.errors import UnsupportedError
 from syncopate_jax.options import Launch
+from syncopate_jax.registry import operators
 from syncopate_jax.runtime.folded import fold
 from tests.ops import cases
 from tests.ops.cases import BY_NAME, CASES, Case
@@ -29,7 +30,7 @@ def options(backend: str, **launch: Any) -> dict[str, Any]:
 
 def brings(case: Case) -> bool:
     """Whether the exchange comes before the product."""
-    return case.name.startswith("gather") or case.name == "to_rows"
+    return operators.get(case.operator.__name__).place != "out"
 
 
 def arrays(ranks: int, *, batch: int = 1, m: int = 256, k: int = 128, n: int = 256) -> Any:
@@ -94,10 +95,10 @@ def folded(case: Case, **given: Any) -> Any:
     )
 
 
-def local_arrays(case: Case, ranks: int) -> Any:
+def local_arrays(case: Case, ranks: int, **sizes: int) -> Any:
     """Operands as rows: what each rank holds."""
     found = []
-    for whole, dimension in zip(arrays(ranks), (case.x, case.w, case.out), strict=True):
+    for whole, dimension in zip(arrays(ranks, **sizes), (case.x, case.w, case.out), strict=True):
         shape = list(whole.shape)
         if dimension is not None:
             shape[dimension] //= ranks

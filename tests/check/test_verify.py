@@ -20,7 +20,7 @@ from tests.check.random_plans import random_plan
 from tests.check.small_plans import halves, random_values, relay
 
 CASES = int(os.environ.get("SYNCOPATE_CHECK_CASES", "2000"))
-"""Random plans, and as many random faults; raise it for a longer search."""
+"""Random plans, and as many random faults; raise it for a longer search. `.ci/run` needs 2,000."""
 BATCH, QUICK = 100, 600
 each_batch = pytest.mark.parametrize(
     "start",

@@ -148,3 +148,27 @@ def test_the_source_compiles_without_a_warning(tmp_path: Path) -> None:
     command += ["-isystem", jax.ffi.include_dir(), str(build.SOURCE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
+def test_the_library_can_be_loaded_before_anything_else() -> None:
+    """As where a program is traced for a mesh without devices, the first that a process does."""
+    program = (
+        "from syncopate_jax.native import build, copies; build.load()\n"
+        "import jax, numpy as np; out = jax.ShapeDtypeStruct((3,), 'float32')\n"
+        "copy = copies.Copy(0, 0, 0, 0, 12, 0, 0, 12, 12, 1, 0, 1, 0)\n"
+        "call = copies.Call('one', 1, (copy,), 1, joined=False)\n"
+        "def copied(x):\n"
+        "    buffers, flags = copies.start(call, copies.ALONE, [x], [out])\n"
+        "    return copies.wait(call, flags, np.ones(1, 'int32'), buffers)\n"
+        "print(jax.jit(copied)(np.arange(3, dtype='f'))[0].tolist())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout == "[0.0, 1.0, 2.0]\n", done.stderr

@@ -263,6 +263,32 @@ def test_wrong_copies_are_refused(call: copies.Call, message: str) -> None:
         jax.jit(body)(values(0, 1)).block_until_ready()
 
 
+@pytest.mark.parametrize("aliases", [None, {0: 1}], ids=["apart", "in place"])
+def test_flags_start_as_they_are_given_wherever_xla_puts_them(
+    aliases: dict[int, int] | None,
+) -> None:
+    """All of them, and the place behind them: else a flag starts as what its memory held."""
+    build.load()
+    call = one(copies=(), slots=9)
+    given = jnp.asarray([*range(101, 101 + call.slots), *copies.ALONE], jnp.int32)
+
+    def body(given: jax.Array, x: jax.Array) -> list[jax.Array]:
+        types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, given)]
+        return jax.ffi.ffi_call("syncopate_start", types, input_output_aliases=aliases)(
+            given,
+            x,
+            name=call.name,
+            ranks=np.int64(1),
+            limit_ms=np.int64(300),
+            joined=False,
+            table=call.table,
+            far=np.array([], np.int64),
+        )
+
+    _, found = jax.jit(body)(given, values(0, 1))
+    np.testing.assert_array_equal(found, given)
+
+
 def test_a_join_needs_its_start() -> None:
     def body(x: jax.Array) -> jax.Array:
         flags = jnp.zeros(1, jnp.int32) + x[0, 0].astype(jnp.int32)

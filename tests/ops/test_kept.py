@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ops import all_gather_matmul
+from tests.ops import cases
 
 CASES = [
     ("x", "m", P(None, "t"), P()),
@@ -24,8 +24,8 @@ CASES = [
 RNG = np.random.default_rng(2)
 
 
-def run(case: Any, x: jax.Array, w: jax.Array, **options: Any) -> Any:
-    """Both results and the gradients of both operands, of a loss that reads both results."""
+def both(case: Any, ranks: int, **options: Any) -> Any:
+    """Both results of every rank, one after the other, as a function of whole arrays."""
     gathered, dimension, x_spec, w_spec = case
 
     def body(x: jax.Array, w: jax.Array) -> Any:
@@ -39,13 +39,17 @@ def run(case: Any, x: jax.Array, w: jax.Array, **options: Any) -> Any:
             **options,
         )
 
-    mesh = jax.make_mesh((2,), ("t",), (AxisType.Auto,), devices=jax.devices()[:2])
-    fn = jax.shard_map(
+    return jax.shard_map(
         lambda x, w: [out[None] for out in body(x, w)],
-        mesh=mesh,
+        mesh=cases.ranks_mesh(ranks),
         in_specs=(x_spec, w_spec),
         out_specs=P("t"),
     )
+
+
+def run(case: Any, x: jax.Array, w: jax.Array, **options: Any) -> Any:
+    """Both results and the gradients of both operands, of a loss that reads both results."""
+    fn = both(case, 2, **options)
 
     def loss(x: jax.Array, w: jax.Array) -> jax.Array:
         y, whole = fn(x, w)
@@ -80,8 +84,24 @@ def test_both_results(case: Any, backend: str) -> None:
         np.testing.assert_allclose(found, want, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case is CASES[1] else pytest.mark.slow) for case in CASES],
+    ids=str,
+)
+def test_what_is_kept_of_several_ranks_and_chunks_is_in_order(case: Any) -> None:
+    """Each rank's three rows or columns come as two and one."""
+    x, w = (jnp.asarray(RNG.standard_normal(s), jnp.float32) for s in ((1, 9, 9), (9, 9)))
+    fn = both(case, 3, backend="remote_dma", split=2)
+    y, whole = jax.jit(fn)(x, w)
+    wanted = x if case[0] == "x" else w
+    for rank in range(3):
+        np.testing.assert_allclose(y[rank], x @ w, atol=1e-5)
+        np.testing.assert_array_equal(whole[rank], wanted)
+
+
 def test_nothing_in_it() -> None:
-    mesh = jax.make_mesh((2,), ("t",), (AxisType.Auto,), devices=jax.devices()[:2])
+    mesh = cases.ranks_mesh(2)
 
     def body(x: jax.Array, w: jax.Array) -> Any:
         return all_gather_matmul(x, w, axis_name="t", return_gathered=True)

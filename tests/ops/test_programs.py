@@ -51,11 +51,18 @@ def scatter(backend: str) -> Any:
     return lambda x, w: matmul_reduce_scatter(x, w, axis_name="t", backend=backend)
 
 
-@pytest.mark.parametrize("name", ["gather_x_m", "scatter_m"])
-def test_eager_equals_jit(name: str) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(c, marks=[] if c.name in ("gather_x_m", "scatter_m") else pytest.mark.slow)
+        for c in CASES
+    ],
+    ids=lambda c: c.name,
+)
+def test_eager_equals_jit(case: Case) -> None:
     x, w, ct = cases.operands(1, 4, 4, 4)
     for backend in BACKENDS:
-        fn = cases.sharded(BY_NAME[name], cases.ranks_mesh(2), backend=backend)
+        fn = cases.sharded(case, cases.ranks_mesh(2), backend=backend)
         chex.assert_trees_all_equal(fn(x, w), jax.jit(fn)(x, w))
         chex.assert_equal_shape([jax.eval_shape(fn, x, w), ct])
 
