@@ -2,6 +2,10 @@
 
 Nothing is sent twice: the gradient of the other operand is a local product with what was kept, and
 the cotangents of result and kept operand are added before the one exchange that mirrors the first.
+
+Each of the two has a gradient rule of its own. A rule of both would be wrong under ``vmap`` where
+a batch shares the exchanged operand: the kept one has one cotangent for all of the batch, which a
+rule that also takes the cotangents of the results would add once for each of them.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from syncopate_jax.backends.interface import KeepsGathered
 from syncopate_jax.errors import UnsupportedError
@@ -47,39 +52,55 @@ def contract_and_keep(
     if reason := refusal(spec, options):
         raise UnsupportedError(f"{spec.kind}: {reason}")
     call = Call(spec, axis_names, options, jnp.dtype(out_dtype))
-    return _keep(call, *promoted(spec, lhs, rhs, axis_names))
+    lhs, rhs = promoted(spec, lhs, rhs, axis_names)
+    backend = fused.choose_backend(spec, options)
+    out = whole = None
+    if backend == "xla":
+        fused.check_plan(call, lhs, rhs)
+    else:
+        asked = replace(call, options=options.using(backend=backend))
+        out, whole = fused.contract_and_keep(asked, *lax.stop_gradient((lhs, rhs)))
+    if spec.place == "lhs":
+        lhs = whole = _exchanged(call, lhs, whole)
+    else:
+        rhs = whole = _exchanged(call, rhs, whole)
+    return _product(call, lhs, rhs, out), whole
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _keep(call: Call, lhs: jax.Array, rhs: jax.Array) -> Pair:
-    backend = fused.choose_backend(call.spec, call.options)
-    if backend != "xla":
-        call = replace(call, options=call.options.using(backend=backend))
-        return fused.contract_and_keep(call, lhs, rhs)
-    fused.check_plan(call, lhs, rhs)
-    arrays, place = {"lhs": lhs, "rhs": rhs}, call.spec.place
-    whole = arrays[place] = exchange(arrays[place], call.spec.exchange, call.axis_names)
-    return product(call.spec, arrays["lhs"], arrays["rhs"], call.out_dtype), whole
+def _exchanged(call: Call, x: jax.Array, whole: jax.Array | None) -> jax.Array:
+    """``x`` after the exchange: ``whole`` where that is known; its gradient is ``x``'s alone."""
+    return exchange(x, call.spec.exchange, call.axis_names) if whole is None else whole
 
 
-def _forward(call: Call, lhs: jax.Array, rhs: jax.Array) -> tuple[Pair, Pair]:
-    out, whole = _keep(call, lhs, rhs)
-    return (out, whole), ((whole, rhs) if call.spec.place == "lhs" else (lhs, whole))
-
-
-def _backward(call: Call, saved: Pair, cts: Pair) -> Pair:
-    lhs, rhs = saved
-    ct, ct_whole = cts
+def _exchanged_backward(call: Call, _saved: None, ct: jax.Array) -> tuple[jax.Array, None]:
+    """The mirror of the exchange: what the gradient of the exchanged operand ends with."""
     spec = call.spec
-    local = replace(spec, kind="none", place="out", gather="", scatter="")
+    dual = spec.lhs_gradient() if spec.place == "lhs" else spec.rhs_gradient()
+    return exchange(ct, dual.exchange, call.axis_names), None
+
+
+_exchanged.defvjp(lambda *args: (_exchanged(*args), None), _exchanged_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(call: Call, lhs: jax.Array, rhs: jax.Array, out: jax.Array | None) -> jax.Array:
+    """The product after the exchange: ``out`` where that is known."""
+    return product(call.spec, lhs, rhs, call.out_dtype) if out is None else out
+
+
+def _forward(
+    call: Call, lhs: jax.Array, rhs: jax.Array, out: jax.Array | None
+) -> tuple[jax.Array, Pair]:
+    return _product(call, lhs, rhs, out), (lhs, rhs)
+
+
+def _backward(call: Call, saved: Pair, ct: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    lhs, rhs = saved
+    local = replace(call.spec, kind="none", place="out", gather="", scatter="")
     d_lhs = product(local.lhs_gradient(), ct, rhs, lhs.dtype)
     d_rhs = product(local.rhs_gradient(), lhs, ct, rhs.dtype)
-    # The mirror of the exchange: what the gradient of the exchanged operand ends with.
-    if spec.place == "lhs":
-        mirror = spec.lhs_gradient().exchange
-        return exchange(d_lhs + ct_whole, mirror, call.axis_names), d_rhs
-    mirror = spec.rhs_gradient().exchange
-    return d_lhs, exchange(d_rhs + ct_whole, mirror, call.axis_names)
+    return d_lhs, d_rhs, None
 
 
-_keep.defvjp(_forward, _backward)
+_product.defvjp(_forward, _backward)

@@ -159,7 +159,7 @@ class Rewriter:
         )
 
     def _typed(self, node: Node, typed: dict[Node, TypedDot], gone: set[Node]) -> None:
-        found = match_typed(node, self.options)
+        found = match_typed(node, self.options, gone)
         if isinstance(found, str):
             self.left.append(Left(node.name, found, node.source))
         elif found is not None:
@@ -372,13 +372,16 @@ class _Program:
             missing = [x for x in self._reads(value) if x not in known and not self._is_given(x)]
             if missing:
                 stack += missing
-            elif value in self.taken.made:
+                continue
+            if value in self.taken.made:
                 known.update(self._operator(self.taken.made[value], known))
             elif value in self.taken.rebuilt:
                 one = self.taken.rebuilt[value]
                 known[value] = _typed(one.apply(*(_look(x, known) for x in one.reads)), value)
             elif value.node is not None:
                 self._run(value.node, known)
+            # Else it would be made for ever.
+            assert value in known, f"what makes {value.aval} was taken for another value"
 
     def _is_given(self, value: Value) -> bool:
         """Whether nothing makes a value: inputs and constants."""

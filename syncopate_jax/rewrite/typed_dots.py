@@ -8,6 +8,7 @@ to ask for the product of what it settled on.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,14 +72,17 @@ class TypedDot:
         return ""
 
 
-def match_typed(dot: Node, options: Options) -> TypedDot | str | None:
-    """The product that a dot is, or why none does it; None if it needs no communication."""
+def match_typed(dot: Node, options: Options, gone: Collection[Node] = ()) -> TypedDot | str | None:
+    """The product that a dot is, or why none does it; None if it needs no communication.
+
+    ``gone`` are reshardings that other products do the work of.
+    """
     out = dot.outputs[0]
     mesh = out.aval.sharding.mesh
     axes = () if mesh.empty or mesh.manual_axes else explicit_axes(mesh)
     if not axes:
         return None
-    before = [_before(value) for value in dot.inputs]
+    before = [None if value.node in gone else _before(value) for value in dot.inputs]
     operands = (before[0] or dot.inputs[0], before[1] or dot.inputs[1])
     shapes = (operands[0].aval.shape, operands[1].aval.shape)
     formula = formula_of(dot)
@@ -104,14 +108,14 @@ def match_typed(dot: Node, options: Options) -> TypedDot | str | None:
     dtypes = (jnp.dtype(operands[0].aval.dtype), dtype)
     if reason := refusal_of(derived, shapes, dtypes, options):
         return reason
-    gone = tuple(
+    taken = tuple(
         value.node
         for value, found in zip(dot.inputs, before, strict=True)
         if found is not None and value.node is not None
     )
     if out is after and out.node is not None:
-        gone = (*gone, out.node)
-    return TypedDot(dot, out, gone, Product(formula, options, dtype), operands, specs, derived)
+        taken = (*taken, out.node)
+    return TypedDot(dot, out, taken, Product(formula, options, dtype), operands, specs, derived)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -9,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from syncopate_jax.errors import InputError, UnsupportedError
@@ -98,6 +101,78 @@ def test_what_is_kept_of_several_ranks_and_chunks_is_in_order(case: Any) -> None
     for rank in range(3):
         np.testing.assert_allclose(y[rank], x @ w, atol=1e-5)
         np.testing.assert_array_equal(whole[rank], wanted)
+
+
+def unfused(x: jax.Array, w: jax.Array, *, gathered: str, dimension: str) -> Any:
+    if gathered == "x":
+        x = whole = lax.all_gather(x, "t", axis="mk".index(dimension), tiled=True)
+    else:
+        w = whole = lax.all_gather(w, "t", axis="kn".index(dimension), tiled=True)
+    return x @ w, whole
+
+
+def batch_of(
+    fn: Any, case: Any, batches: tuple[int, int], *, check_vma: bool = True
+) -> tuple[Any, Any]:
+    """``fn`` in a ``shard_map`` under a ``vmap`` for every batch of ``x`` and ``w``; its loss."""
+    gathered, dimension, x_spec, w_spec = case
+    mesh = jax.make_mesh((2,), ("t",), (AxisType.Auto,), devices=jax.devices()[:2])
+    one = functools.partial(fn, gathered=gathered, dimension=dimension)
+    every = jax.shard_map(
+        lambda x, w: [out[None] for out in one(x, w)],
+        mesh=mesh,
+        in_specs=(P(*x_spec[1:]), w_spec),
+        out_specs=P("t"),
+        check_vma=check_vma,
+    )
+    for level in range(max(batches), 0, -1):
+        every = jax.vmap(every, tuple(0 if level <= count else None for count in batches))
+
+    def loss(x: jax.Array, w: jax.Array) -> jax.Array:
+        values = [v + jnp.arange(v.size).reshape(v.shape) for v in every(x, w)]
+        return sum(jnp.sum(jnp.sin(v)) for v in values)
+
+    return every, loss
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("batches", [(0, 1), (1, 0), (1, 2)])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_batch_of_one_operand(case: Any, batches: tuple[int, int], check_vma: bool) -> None:
+    """What a batch shares is kept once, and the cotangent of what is kept counts once."""
+    shapes = zip(batches, ((8, 6), (6, 4)), strict=True)
+    x, w = (jnp.asarray(RNG.standard_normal((3, 2)[:n] + s), jnp.float32) for n, s in shapes)
+    keep = functools.partial(all_gather_matmul, axis_name="t", return_gathered=True)
+    found, wanted = (
+        jax.jit(lambda x, w, every=every, loss=loss: (every(x, w), jax.grad(loss, (0, 1))(x, w)))(
+            x, w
+        )
+        for every, loss in (
+            batch_of(fn, case, batches, check_vma=check_vma) for fn in (keep, unfused)
+        )
+    )
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_a_batch_of_gradients() -> None:
+    x, w = (jnp.asarray(RNG.standard_normal(s), jnp.float32) for s in ((8, 6), (3, 6, 4)))
+    keep = functools.partial(all_gather_matmul, axis_name="t", return_gathered=True)
+    found, wanted = (
+        jax.vmap(jax.grad(batch_of(fn, CASES[0], (0, 0))[1], (0, 1)), (None, 0))(x, w)
+        for fn in (keep, unfused)
+    )
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_what_a_batch_shares_is_moved_once() -> None:
+    """Neither the gather nor the exchange of its gradient has the batch in it."""
+    keep = functools.partial(all_gather_matmul, axis_name="t", return_gathered=True)
+    _, loss = batch_of(keep, CASES[0], (0, 1))
+    text = str(jax.make_jaxpr(jax.grad(loss))(jnp.ones((8, 6)), jnp.ones((3, 6, 4))))
+    moved = re.findall(r":f32\[([\d,]+)\]\S* = (all_gather|reduce_scatter)\[", text)
+    assert moved == [("1,8,6", "all_gather"), ("1,4,6", "reduce_scatter")]
 
 
 def test_nothing_in_it() -> None:

@@ -193,3 +193,19 @@ def test_a_side_effect_stays_where_it_is() -> None:
     (reason,) = reasons(report)
     assert reason.endswith("made by io_callback, whose side effect would come too early")
     assert seen == []
+
+
+def test_a_batch_that_shares_what_is_kept() -> None:
+    """The cotangent of what is kept counts once, whatever the batch of the other operand."""
+
+    def body(x: jax.Array, w: jax.Array) -> jax.Array:
+        h = gather(x)
+        return lax.psum(jnp.sum(jnp.tanh(h @ w) ** 2) + jnp.sum(h), "t")
+
+    fn = jax.shard_map(body, mesh=mesh_of(2), in_specs=(P("t"), P()), out_specs=P())
+    batch = jnp.asarray(RNG.standard_normal((3, 6, 4)), jnp.float32)
+    assert kinds(overlap(fn).report(X, W)) == ["all_gather"]
+    loss = lambda fn: lambda *a: jnp.sum(jax.vmap(fn, (None, 0))(*a))  # noqa: E731
+    found, wanted = (jax.grad(loss(f), (0, 1))(X, batch) for f in (overlap(fn), fn))
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)

@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from syncopate_jax.ops import explicit_axes
 from syncopate_jax.rewrite.overlap import overlap
 from tests.rewrite.compare import kinds, reasons
 
@@ -71,6 +72,59 @@ def test_tensor_parallel_layer() -> None:
     assert report.left == ()
     found = re.findall(r" (all-gather|all-reduce|reduce-scatter|all-to-all)(?:-start)?\(", text)
     assert sorted(found) == ["all-gather", "reduce-scatter"]
+
+
+def gated(x: jax.Array, w: jax.Array, up: jax.Array) -> jax.Array:
+    """A ``reshard`` that could go with the dot before it or with the one after, then a gate."""
+    h = jax.reshard(jnp.einsum("mk,kn->mn", x, w, out_sharding=P()), ROWS)
+    h = jnp.tanh(jnp.einsum("mk,kn->mn", h, w, out_sharding=P()))
+    return jax.nn.silu(jnp.einsum("mk,kn->mn", h, up)) * jnp.einsum("mk,kn->mn", h, up)
+
+
+def gated_args(mesh: Any) -> list[jax.Array]:
+    return arrays(mesh, ((4, 8), ROWS), ((8, 8), P("t")), ((8, 8), ROWS))
+
+
+def test_a_reshard_between_dots_goes_with_one_of_them() -> None:
+    mesh = mesh_of(2)
+    with jax.set_mesh(mesh):
+        report = same(gated, *gated_args(mesh))
+    assert kinds(report) == ["reduce_scatter", "all_reduce"]
+    assert [item.collective for item in report.replaced] == ["dot_general", "dot_general"]
+    assert report.left == ()
+
+
+def test_layers_are_traced_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh, product, calls = mesh_of(2), explicit_axes.product, 0
+
+    def counted(*args: Any) -> jax.Array:
+        nonlocal calls
+        calls += 1
+        assert calls < 100
+        return product(*args)
+
+    def traced(layers: int, *args: jax.Array) -> tuple[int, int]:
+        """Products made of a value and of a value with its gradients."""
+
+        def loss(x: jax.Array, w: jax.Array, up: jax.Array) -> jax.Array:
+            for _ in range(layers):
+                x = gated(x, w, up)
+            return jnp.sum(jnp.sin(x))
+
+        nonlocal calls
+        found = []
+        for fn in overlap(loss), jax.grad(overlap(loss), (0, 1, 2)):
+            calls = 0
+            jax.make_jaxpr(fn)(*args)
+            found.append(calls)
+        return found[0], found[1]
+
+    monkeypatch.setattr(explicit_axes, "product", counted)
+    with jax.set_mesh(mesh):
+        args = gated_args(mesh)
+        # Two products a layer, each with a gradient for either operand.
+        assert traced(1, *args) == (2, 6)
+        assert traced(8, *args) == (16, 48)
 
 
 def test_a_fused_backend_is_asked_first() -> None:
