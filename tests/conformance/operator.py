@@ -1,7 +1,7 @@
 """What every operator of ``syncopate_jax.ops`` must do; a new one is found by what it takes.
 
-An operator is a function of ``x`` and ``w`` whose other arguments are keywords; the variants in
-``tests/ops/cases.py`` say how its arrays are sharded.
+An operator is a function of ``x`` and ``w`` whose other arguments are keywords. How its arrays are
+sharded follows from what it is registered as; ``tests/ops/cases.py`` has its variants.
 """
 
 from __future__ import annotations
@@ -55,8 +55,15 @@ class OperatorConformance:
         return request.param
 
     def test_is_offered_by_the_package(self, operator: Any) -> None:
-        assert operator.__name__ in ops.__all__
         assert getattr(ops, operator.__name__) is operator
+
+    def test_has_a_case_by_what_it_is_registered_as(self, operator: Any) -> None:
+        found = cases.case_of(operator.__name__)
+        assert any(
+            (found.x, found.w, found.out) == (case.x, case.w, case.out) and not case.options
+            for case in CASES
+            if case.operator is operator
+        )
 
     def test_is_registered_by_what_it_does(self, operator: Any) -> None:
         spec = registry.operators.get(operator.__name__)

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from syncopate_jax import ops
 from syncopate_jax.ops import (
     all_gather_matmul,
     all_to_all_matmul,
@@ -20,6 +21,7 @@ from syncopate_jax.ops import (
     matmul_all_to_all,
     matmul_reduce_scatter,
 )
+from syncopate_jax.registry import operators
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,6 @@ class Case:
     Attributes:
       x, w, out: index of the sharded dimension of [b, m, k], [k, n] and [b, m, n]; None: whole.
       options: keyword arguments that select the variant.
-      whole_result: the result is the same on every rank, though JAX cannot know (all_gather).
     """
 
     name: str
@@ -38,10 +39,27 @@ class Case:
     w: int | None
     out: int | None
     options: dict[str, Any] = field(default_factory=dict)
-    whole_result: bool = False
 
 
-CASES = (
+def case_of(name: str) -> Case:
+    """What a registered operator does if nothing else is asked for; what it does not move is cut
+    along the result's other dimension, if at all."""
+    spec = operators.get(name)
+    x = w = None
+    out = spec.out.index(spec.scatter) if spec.scatter else None
+    if spec.place == "rhs":
+        w = spec.rhs.index(spec.gather)
+    elif spec.place == "lhs" or spec.gather:
+        x = spec.lhs.index(spec.gather)
+    else:  # terms of a sum
+        (summed,) = set(spec.lhs) & set(spec.rhs) - set(spec.out)
+        x, w = spec.lhs.index(summed), spec.rhs.index(summed)
+    if spec.kind == "all_gather":  # which gives all ranks the same
+        x, w, out = (1, w, 1) if spec.place == "rhs" else (x, 1, 2)
+    return Case(name, getattr(ops, name), x, w, out)
+
+
+TOLD = (
     Case("gather_x_m", all_gather_matmul, 1, 1, 2),
     Case("gather_x_k", all_gather_matmul, 2, 1, 2, {"dimension": "k"}),
     Case("gather_w_k", all_gather_matmul, 1, 0, 1, {"gathered": "w", "dimension": "k"}),
@@ -52,6 +70,8 @@ CASES = (
     Case("to_rows", all_to_all_matmul, 2, None, 1),
     Case("to_columns", matmul_all_to_all, 1, None, 2),
 )
+_FOUND = (n for n in operators.names() if getattr(ops, n) not in {c.operator for c in TOLD})
+CASES = (*TOLD, *map(case_of, _FOUND))
 BY_NAME = {case.name: case for case in CASES}
 
 
