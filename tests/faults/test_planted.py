@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests import interpret
 from tests.faults import planted
 from tests.ops import cases, guarded
-from tests.ops.cases import BY_NAME
+from tests.ops.cases import BY_NAME, CASES, Case
 
 KINDS = ("gather_x_m", "gather_w_k", "scatter_m", "all_reduce", "to_rows", "to_columns")
 """A gathered row block, a gathered contraction, sums, both at once, and both ways of resharding."""
@@ -50,6 +51,15 @@ def test_fault_is_seen(fault: str, kind: str) -> None:
         found = guarded.what_is_wrong(BY_NAME[kind], 2, small(), timeout=4.0)
     assert done and all(done), "the operator has no place for this fault"
     assert found, f"{fault} in {kind} went unnoticed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", interpret.MODES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_missing_wait_is_seen_in_each_mode(case: Case, mode: str) -> None:
+    with planted.planted(planted.drop_a_wait) as done:
+        found = guarded.what_is_wrong(case, 2, small(), modes=(mode,), timeout=4.0)
+    assert done and all(done) and found
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -39,9 +39,11 @@ def run_once(
     return cases.error(np.asarray(y, np.float64), cases.exact(x, w, ct)[0])
 
 
-def what_is_wrong(case: Case, ranks: int, arrays: Any, **options: Any) -> str:
+def what_is_wrong(
+    case: Case, ranks: int, arrays: Any, modes: Sequence[str] = interpret.MODES, **options: Any
+) -> str:
     """How a broken operator shows, in the first mode in which it does; empty if in none."""
-    for mode in interpret.MODES:
+    for mode in modes:
         try:
             error = run_once(case, ranks, arrays, mode, **options)
         except (interpret.DeadlockFound, interpret.RaceFound, interpret.LeftoverCount) as found:
