@@ -30,14 +30,12 @@ from syncopate_jax.backends.in_order import SENT, START, WAIT
 from syncopate_jax.backends.interface import Emitted, Work, too_wide, wrong_target
 from syncopate_jax.backends.peers import barrier_id, peer_id
 from syncopate_jax.errors import SyncopateError, UnsupportedError
-from syncopate_jax.kernel.blocks import kept_sizes
+from syncopate_jax.kernel.blocks import LANES, SUBLANES, kept_sizes
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.kernel.traced_body import check_body, trace_body
 from syncopate_jax.kernel.tried_orders import AddendError
 from syncopate_jax.options import Launch
 from syncopate_jax.registry import backends
-
-SUBLANES, LANES = 8, 128  # rows and elements of a row of a TPU's register, of 32 bits
 
 
 class RemoteDma:

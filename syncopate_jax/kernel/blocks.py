@@ -16,6 +16,8 @@ from syncopate_jax.ir.chunk import Box
 
 Array = np.ndarray
 
+SUBLANES, LANES = 8, 128  # rows, and elements of a row, of a TPU's register of 32-bit values
+
 
 def block_shape(spec: pl.BlockSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Elements of a block along each dimension of an operand of ``shape``; squeezed ones are 1.

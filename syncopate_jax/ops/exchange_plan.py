@@ -12,6 +12,7 @@ from syncopate_jax.errors import InputError
 from syncopate_jax.ir.chunk import split_points
 from syncopate_jax.ir.hops import in_float32, rounds_at_hops
 from syncopate_jax.ir.plan import ITEM_SIZES, Plan
+from syncopate_jax.kernel.blocks import SUBLANES
 from syncopate_jax.ops.blocked import Blocked
 from syncopate_jax.options import Options
 from syncopate_jax.pallas_kernels import matmul_tpu
@@ -120,9 +121,9 @@ def _other_array(plan: Plan, usual: Plan, needs: str) -> str:
 
 
 def sublanes(dtype: str) -> int:
-    """Rows of one register of a TPU core, on which copies of part of an array must begin and end:
-    8 of 32 bits."""
-    return 8 * 4 // min(ITEM_SIZES[dtype], 4)
+    """Rows of ``dtype`` in one register of a TPU core, on which copies of part of an array must
+    begin and end."""
+    return SUBLANES * 4 // min(ITEM_SIZES[dtype], 4)
 
 
 def split_axis(layout: Blocked) -> int:

@@ -12,6 +12,7 @@ from syncopate_jax import compiler
 from syncopate_jax.check.verify import check
 from syncopate_jax.errors import InputError, UnsupportedError
 from syncopate_jax.ir.plan import Plan
+from syncopate_jax.kernel.blocks import LANES
 from syncopate_jax.kernel.local import PallasKernel
 from syncopate_jax.ops.blocked import Blocked, block
 from syncopate_jax.ops.exchange_plan import float32_options, plan_for, sublanes
@@ -24,7 +25,6 @@ from syncopate_jax.runtime import custom_call, device, mesh
 from syncopate_jax.runtime.operator import Operator
 from syncopate_jax.tune import measured
 
-LANES = 128  # elements of a row of a TPU's register
 MOST_WHOLE = 4  # times the largest tile that a reduced letter may be without being cut
 LARGEST_TILE = {"m": 256, "n": 256, "k": 512}  # of a TPU's kernel; those of GPUs choose their own
 
