@@ -22,6 +22,20 @@ def block_seconds(function: Callable[..., Any], inputs: Sequence[tuple], calls: 
     return (time.perf_counter() - begin) / calls
 
 
+def keep_busy(
+    function: Callable[..., Any], inputs: Sequence[tuple], seconds: float, calls: int = 16
+) -> None:
+    """Calls ``function`` for so long, waiting every ``calls``; none for 0 seconds.
+
+    What is timed next then runs at the clock that the device keeps to under this load.
+    """
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for index in range(calls):
+            result = function(*inputs[index % len(inputs)])
+        jax.block_until_ready(result)
+
+
 def interleaved_seconds(
     versions: Mapping[str, Callable[..., Any]],
     inputs: Sequence[tuple],

@@ -5,6 +5,11 @@ and one after the other, ours and XLA's; brought in by the copy engine or by CTA
 one Hopper GPU. A line of JSON a variant; ``--out`` writes them to a file::
 
   python -m experiments.host_stream.run --pause 0.02 --out experiments/results/host_stream.json
+
+``--busy`` has each variant run for some time before it is timed, at the clock of a device that
+never rests::
+
+  python -m experiments.host_stream.run --busy 0.3 --calls 100 --out OUT.json
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from experiments.common import lowering, processes, results
+from experiments.common import lowering, processes, results, timing
 from syncopate_jax.native import copies
 from syncopate_jax.ops import stream_matmul as op
 from syncopate_jax.ops import stream_readers
@@ -61,6 +66,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--check-only", action="store_true", help="compare values, time nothing")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--pause", type=float, default=0.0, help="idle seconds before each block")
+    parser.add_argument("--busy", type=float, default=0.0, help="seconds of calls before a block")
+    parser.add_argument("--calls", type=int, default=CALLS, help="of a block")
     parser.add_argument("--tiny", action="store_true", help="a tiny product, without a GPU")
     parser.add_argument("--lower", action="store_true", help="lower the programs, without a GPU")
     args = parser.parse_args(argv)
@@ -87,7 +94,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     if args.check_only:
         return {}
     memory = in_use(device)
-    times, cost = measure(sides, sets, args.rounds, args.pause)
+    times, cost = measure(sides, sets, args)
     check(sides, sets)
     cut = {f"stream x, {way}": np.diff(bounds_of((m, k, n), way)).tolist() for way in WAYS}
     rows = [
@@ -107,7 +114,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         **results.environment(),
         "summary": summary(rows),
         "shape": {"m": m, "k": k, "n": n, "dtype": "bfloat16", "data": "normal"},
-        "options": {"rounds": args.rounds, "pause": args.pause, "calls": CALLS, "sets": SETS},
+        "options": {n: getattr(args, n) for n in ("rounds", "pause", "busy", "calls")}
+        | {"sets": SETS},
         "worst_relative_error": max(worst, looped),
         "device_bytes_grown": in_use(device) - memory,
     }
@@ -308,26 +316,27 @@ def check_loop(sets: Sequence[Sequence[jax.Array]], backend: str) -> float:
 
 
 def measure(
-    sides: dict[str, Side], sets: Sequence[Sequence[jax.Array]], rounds: int, pause: float
+    sides: dict[str, Side], sets: Sequence[Sequence[jax.Array]], args: argparse.Namespace
 ) -> tuple[Times, dict[str, dict[str, float]]]:
     """Seconds a call, in rounds over all variants; and the handlers' host work of each."""
     times: Times = {name: [] for name in sides}
     cost = {}
     order = list(sides)
-    for turn in range(rounds):
+    for turn in range(args.rounds):
         np.random.default_rng(turn).shuffle(order)
         for name in order:
             side = sides[name]
-            given = [[arrays[i] for i in side.takes] for arrays in sets]
+            given = [tuple(arrays[i] for i in side.takes) for arrays in sets]
             out = side.run(*given[0])
             out = side.run(*given[1]).block_until_ready()
+            time.sleep(args.pause)
+            timing.keep_busy(side.run, given, args.busy)
             copies.take_cost()
-            time.sleep(pause)
             begun = time.perf_counter()
-            for call in range(CALLS):
+            for call in range(args.calls):
                 out = side.run(*given[call % SETS])
             out.block_until_ready()
-            times[name].append((time.perf_counter() - begun) / CALLS)
+            times[name].append((time.perf_counter() - begun) / args.calls)
             seen = copies.take_cost()
             if seen["start_calls"]:
                 cost[name] = {key: seen[key] for key in ("start_work_us", "start_most_us")}

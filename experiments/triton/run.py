@@ -258,8 +258,10 @@ def stream_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str
     found: dict[str, list[float]] = {name: [] for name in compiled}
     for turn in range(args.rounds):
         for name in np.random.default_rng(turn).permutation(list(compiled)).tolist():
+            run, given = compiled[name], versions[name][1]
             time.sleep(args.pause)
-            found[name].append(timing.block_seconds(compiled[name], versions[name][1], 20))
+            timing.keep_busy(run, given, args.busy)
+            found[name].append(timing.block_seconds(run, given, args.calls))
     median = {name: statistics.median(v) * 1e6 for name, v in found.items()}
     best = min((t, n) for n, t in median.items() if "stream" in n)
     bound = max(median["copy, XLA"], min(median["gemm"], median["gemm, XLA"]))
@@ -404,6 +406,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--sweep", action="store_true", help="numbers of communicating programs")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pause", type=float, default=0.03, help="idle seconds before each block")
+    parser.add_argument("--busy", type=float, default=0.0, help="stream: calls before each block")
+    parser.add_argument("--calls", type=int, default=20, help="stream: of a block")
     parser.add_argument("--seconds", type=float, default=150, help="measure no new shape after it")
     args = parser.parse_args(argv)
     import triton
@@ -411,7 +415,7 @@ def main(argv: list[str] | None = None) -> None:
     head, rows = PARTS[args.part](args)
     environment = results.environment()
     environment["versions"]["triton"] = triton.__version__
-    options = {name: getattr(args, name) for name in ("rounds", "pause")}
+    options = {name: getattr(args, name) for name in ("rounds", "pause", "busy", "calls")}
     name = f"triton_{args.part}"
     head = {"experiment": name, **environment, **head, "options": options}
     if args.out:
