@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import math
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -128,17 +129,33 @@ def call(
     arguments: Mapping[str, Any],
     **given: Any,
 ) -> list[jax.Array]:
-    """``jax_triton.triton_call``, whose results' parameter was renamed in 0.4."""
-    call = jax_triton().triton_call
-    names = inspect.signature(call).parameters
-    given["out_type" if "out_type" in names else "out_shape"] = list(outputs)
+    """``jax_triton.triton_call``, whose results' parameter was renamed in 0.4.
+
+    A kernel that makes tensor descriptors is given their memory as one more output.
+    """
+    library = jax_triton()
+    names = inspect.signature(library.triton_call).parameters
+    scratch = []
+    if triton_facts.takes_scratch(getattr(library, "triton_lib", None)):
+        scratch = _scratch(given["kernel"], given["grid"], len(inputs) + len(outputs))
+    given["out_type" if "out_type" in names else "out_shape"] = [*outputs, *scratch]
     if "backend_options" in names:  # XLA's assembler may be older than the newest Triton's PTX
         given["backend_options"] = {"ptx_version": PTX_VERSION}
     if jax.default_backend() == "gpu":
         triton_scratch.keep()
     else:
         given["compute_capability"] = HOPPER
-    return list(call(*inputs, **given, **arguments))
+    return list(library.triton_call(*inputs, **given, **arguments))[: len(outputs)]
+
+
+def _scratch(kernel: Any, grid: Sequence[int], arrays: int) -> list[jax.ShapeDtypeStruct]:
+    """The memory of descriptors that a kernel seems to make; jax-triton names it by a parameter
+    behind the arrays', which must be there."""
+    makes = "make_tensor_descriptor" in getattr(kernel, "src", "")
+    if not makes or len(kernel.arg_names) <= arrays:
+        return []
+    bytes_ = math.prod(grid) * triton_facts.SCRATCH_BYTES
+    return [jax.ShapeDtypeStruct((bytes_,), jnp.int8)]
 
 
 def run_alone(

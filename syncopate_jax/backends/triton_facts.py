@@ -3,12 +3,45 @@
 Tensor descriptors that a kernel makes lie in scratch memory, and a warp-specialized kernel has more
 warps than were asked for. jaxlib takes both; jax-triton passes them from 0.4 on, which needs Triton
 3.7.
+
+jaxlib takes scratch memory from the driver at every launch and gives it back behind it, which costs
+microseconds of the device's time; see experiments/triton. The compiled kernel takes its address
+behind the addresses of its arrays, so an output behind the others, which the kernel's source does
+not know of, serves as well, and XLA's memory costs nothing.
 """
 
 from __future__ import annotations
 
+import re
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+
+SCRATCH_BYTES = 4096
+"""Of a program, as ``triton_call`` sets aside: 32 descriptors."""
+_HIDDEN = 2  # addresses that Triton adds to a kernel's parameters: scratch memory, a profile's
+_ENTRY = re.compile(r"\.entry\s+\w+\s*\(([^)]*)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """What jaxlib's kernel is made of, and the scratch memory that a program of it takes."""
+
+    given: tuple[Any, ...]
+    ptx: str
+    scratch: dict[str, int]
+
+    @property
+    def arrays(self) -> int | None:
+        """Parameters of the compiled kernel but those that Triton adds; None if PTX says none."""
+        entry = _ENTRY.search(self.ptx)
+        return entry.group(1).count(".param") - _HIDDEN if entry else None
+
+    def is_given_scratch(self, parameters: Sequence[Any]) -> bool:
+        """Whether one more array is passed than it has, and is as large as it takes."""
+        more = self.arrays is not None and len(parameters) == self.arrays + 1
+        return more and self.scratch.get("global_scratch_size", 0) <= SCRATCH_BYTES
 
 
 class _KernelCalls:
@@ -22,18 +55,33 @@ class _KernelCalls:
 
     def TritonKernel(
         self, name: str, num_warps: int, ctas: int, shared: int, ptx: str, *rest: Any
-    ) -> Any:
-        """As jaxlib's, with the warps and the scratch memory that the kernel's code needs."""
+    ) -> _Kernel:
+        """What jaxlib's is made of, with the warps and the scratch memory that the code needs."""
         facts = self._facts.pop(ptx, {})
         scratch = {
             key: facts[key] for key in ("global_scratch_size", "global_scratch_align")
             if facts.get("global_scratch_size")
         }  # fmt: skip
         warps = facts.get("num_warps", num_warps)
-        return self._module.TritonKernel(name, warps, ctas, shared, ptx, *rest, **scratch)
+        return _Kernel((name, warps, ctas, shared, ptx, *rest), ptx, scratch)
+
+    def TritonKernelCall(
+        self, kernel: _Kernel, x: int, y: int, z: int, parameters: Sequence[Any]
+    ) -> Any:
+        """As jaxlib's; its scratch memory is the last array, if there is one more than it has."""
+        scratch = {} if kernel.is_given_scratch(parameters) else kernel.scratch
+        if scratch and kernel.arrays is not None:
+            parameters = parameters[: kernel.arrays]
+        made = self._module.TritonKernel(*kernel.given, **scratch)
+        return self._module.TritonKernelCall(made, x, y, z, list(parameters))
 
 
 _lock = threading.Lock()
+
+
+def takes_scratch(library: Any) -> bool:
+    """Whether ``complete`` changed the module: kernels may be given an array more."""
+    return isinstance(getattr(library, "triton_kernel_call_lib", None), _KernelCalls)
 
 
 def complete(library: Any) -> None:
@@ -41,7 +89,7 @@ def complete(library: Any) -> None:
     with _lock:
         calls = library.triton_kernel_call_lib
         results = getattr(library.CompilationResult, "__dataclass_fields__", {})
-        if isinstance(calls, _KernelCalls) or "global_scratch_size" in results:
+        if takes_scratch(library) or "global_scratch_size" in results:
             return
         facts: dict[str, dict[str, Any]] = {}
         compile_ptx = library.compile_ttir_to_ptx_inplace

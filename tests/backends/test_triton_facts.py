@@ -16,8 +16,11 @@ class Result:
 
 
 class Backend:
+    """Compiles to PTX of two arrays, and of what Triton adds: scratch memory and a profile's."""
+
     def make_ptx(self, source: str, metadata: dict[str, Any], options: Any) -> str:
-        return f"ptx of {source}"
+        parameters = ",\n".join(f".param .u64 .ptr {source}_param_{i}" for i in range(4))
+        return f".visible .entry {source}(\n{parameters}\n)\n.reqntid 256\n{{"
 
 
 def library() -> Any:
@@ -29,7 +32,12 @@ def library() -> Any:
     def kernel(*args: Any, **scratch: Any) -> tuple[Any, ...]:
         return (*args, scratch)
 
-    calls = types.SimpleNamespace(TritonKernel=kernel, create_array_parameter=len)
+    def call(*args: Any) -> tuple[Any, ...]:
+        return args
+
+    calls = types.SimpleNamespace(
+        TritonKernel=kernel, TritonKernelCall=call, create_array_parameter=len
+    )
     return types.SimpleNamespace(
         triton_kernel_call_lib=calls,
         compile_ttir_to_ptx_inplace=compile_ptx,
@@ -37,17 +45,51 @@ def library() -> Any:
     )
 
 
-def test_warps_and_scratch_memory_are_passed_on() -> None:
+def launched(made: Any, metadata: dict[str, Any], arrays: list[str]) -> tuple[Any, Any]:
+    """The scratch memory that jaxlib is asked for, and the arrays that the kernel is passed."""
+    ptx = made.compile_ttir_to_ptx_inplace("name", Backend(), metadata).binary
+    calls = made.triton_kernel_call_lib
+    kernel = calls.TritonKernel("name", 4, 1, 99, ptx, "ttir", 90)
+    (*given, scratch), *grid, parameters = calls.TritonKernelCall(kernel, 132, 1, 1, arrays)
+    assert given == ["name", metadata.get("num_warps", 4), 1, 99, ptx, "ttir", 90]
+    assert grid == [132, 1, 1]
+    return scratch, parameters
+
+
+DESCRIPTORS = {"num_warps": 4, "global_scratch_size": 384, "global_scratch_align": 128}
+
+
+def completed() -> Any:
     made = library()
+    assert not triton_facts.takes_scratch(made)
     triton_facts.complete(made)
     triton_facts.complete(made)  # once is enough
-    facts = {"num_warps": 12, "global_scratch_size": 256, "global_scratch_align": 128}
-    for name, metadata in (("a", facts), ("b", {"num_warps": 4, "global_scratch_size": 0})):
-        ptx = made.compile_ttir_to_ptx_inplace(name, Backend(), metadata).binary
-        found = made.triton_kernel_call_lib.TritonKernel(name, 4, 1, 99, ptx, "ttir", 90)
-        scratch = {k: v for k, v in metadata.items() if k != "num_warps" and v}
-        assert found == (name, metadata["num_warps"], 1, 99, ptx, "ttir", 90, scratch)
+    assert triton_facts.takes_scratch(made)
+    return made
+
+
+def test_warps_and_scratch_memory_are_passed_on() -> None:
+    made = completed()
+    size = {key: value for key, value in DESCRIPTORS.items() if key != "num_warps"}
+    assert launched(made, DESCRIPTORS | {"num_warps": 12}, ["x", "y"]) == (size, ["x", "y"])
+    assert launched(made, {"global_scratch_size": 0}, ["x", "y"]) == ({}, ["x", "y"])
     assert made.triton_kernel_call_lib.create_array_parameter("abc") == 3
+
+
+def test_an_array_more_is_the_scratch_memory() -> None:
+    arrays = ["x", "y", "scratch"]
+    assert launched(completed(), DESCRIPTORS, arrays) == ({}, arrays)
+
+
+def test_scratch_memory_that_is_too_small_is_left_out() -> None:
+    size = {"global_scratch_size": triton_facts.SCRATCH_BYTES + 128, "global_scratch_align": 128}
+    assert launched(completed(), size, ["x", "y", "scratch"]) == (size, ["x", "y"])
+
+
+def test_an_array_more_is_passed_where_none_is_needed() -> None:
+    """Triton's kernels take an address for it all the same."""
+    arrays = ["x", "y", "scratch"]
+    assert launched(completed(), {"global_scratch_size": 0}, arrays) == ({}, arrays)
 
 
 def test_what_jax_triton_passes_itself_is_left_alone() -> None:
