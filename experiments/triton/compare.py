@@ -4,6 +4,8 @@ All are compared on the first shapes; those that are fastest there go on to the 
 is compared with float32 before it is timed. Run from the repository's root; a line of JSON a row::
 
   timeout 200 python -m experiments.triton.compare --out experiments/results/triton_candidates.json
+
+``--few`` compares all of them where programs have few tiles.
 """
 
 from __future__ import annotations
@@ -30,6 +32,12 @@ FIRST = (
     "qwen2-72b/ffn_in/tp4",
 )  # fmt: skip
 """Shapes on which all are compared: short contractions, a usual one, and a ragged one."""
+FEW = tuple(
+    shapes.Gemm(f"{turns} tiles, {k} deep", 8192, k, 512 * turns)
+    for turns in (1, 2, 3, 4)
+    for k in (2048, 4096, 8192)
+)
+"""So many tiles of 128x256 a program, of 128 programs."""
 
 
 def product(candidate: Candidate, gemm: shapes.Gemm, cores: int) -> Callable[..., jax.Array]:
@@ -134,10 +142,10 @@ def compare(args: argparse.Namespace, cores: int, save: Callable[..., None]) -> 
       By round, how many shapes were measured by then and the candidates' ``means``.
     """
     begun = time.perf_counter()
-    gemms = _gemms(args)
+    gemms = FEW if args.few else _gemms(args)
     first = [gemm for gemm in gemms if gemm.name in FIRST] or list(gemms)
     rest = [gemm for gemm in gemms if gemm not in first]
-    names, rows, summary = ["xla", *CANDIDATES], [], {}
+    names, rows, summary = ["xla", *(args.only or CANDIDATES)], [], {}
     for label, some in (("first shapes", first), ("all shapes", rest)):
         made = compiled(some, names, cores, args.threads)
         print(f"{label}: compiled by {time.perf_counter() - begun:.0f} s", flush=True)
@@ -164,6 +172,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--tiny", action="store_true", help="a small problem")
     parser.add_argument("--lower", action="store_true", help="lower the programs, without a GPU")
+    parser.add_argument("--few", action="store_true", help="shapes of few tiles a program")
+    parser.add_argument("--only", nargs="*", choices=CANDIDATES, help="candidates; by default all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pause", type=float, default=0.03, help="idle seconds before each block")
     parser.add_argument("--keep", type=int, default=6, help="candidates that see all shapes")
@@ -184,7 +194,7 @@ def main(argv: list[str] | None = None) -> None:
         "experiment": "triton_candidates",
         **environment,
         "candidates": {name: candidate.sizes for name, candidate in CANDIDATES.items()},
-        "options": {name: getattr(args, name) for name in ("rounds", "pause", "keep", "let_go")},
+        "options": {name: getattr(args, name) for name in ("rounds", "pause", "keep", "let_go", "few")},
     }
 
     def save(summary: dict[str, Any], rows: list[dict[str, Any]]) -> None:
