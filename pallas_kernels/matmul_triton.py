@@ -250,17 +250,17 @@ class MatmulConfig:
     ) -> Self:
         """By default, of row-major operands and a result of these dtypes, by so many programs.
 
-        Late where all are of 16 bits, rows are multiples of 16 bytes, there are steps enough, and
-        programs have more than three tiles each: descriptors take some 9 microseconds a launch.
-        Else pointers: flat with 3 stages where a block's memory holds the store of a tile beside
-        them, or as many stages as it holds, up to 4.
+        Where all are of 16 bits and rows are multiples of 16 bytes, by descriptors: late where
+        there are steps enough and programs have more than three tiles each, else flat. Otherwise
+        pointers: flat with 3 stages where a block's memory holds the store of a tile beside them,
+        or as many stages as it holds, up to 4.
         """
         m, k, n = mkn
         late = cls(described=True, late=LATE)
         narrow = {jnp.dtype(dtype).itemsize, jnp.dtype(out_dtype).itemsize} == {2}
-        many = math.prod(late.tiles(m, n)) > 3 * programs
-        if narrow and many and k % 8 == n % 8 == 0 and late.has_steps(k):
-            return late
+        if narrow and k % 8 == n % 8 == 0:
+            many = math.prod(late.tiles(m, n)) > 3 * programs
+            return late if many and late.has_steps(k) else cls(described=True)
         block = late.block_m, late.block_n, late.block_k
         stages, flat = triton_stages.fitting(block, dtype, out_dtype)
         return cls(num_stages=stages, flat=flat)

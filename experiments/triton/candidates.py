@@ -170,5 +170,6 @@ CANDIDATES = {
     "descriptors, flat, 2 parts, 3 stages": Candidate(described),
     "descriptors, flat, 1 part, 3 stages": Candidate(described, parts=1),
 }
-"""The first is the usual product, the first of pointers the one for other operands. Those that
-lost sooner are in the README, with the commits that have their code."""
+"""The first is the usual product, the one of 2 parts that of few tiles a program, the first of
+pointers the one for other operands. Those that lost sooner are in the README, with the commits that
+have their code."""

@@ -32,6 +32,7 @@ FIRST = (
     "qwen2-72b/ffn_in/tp4",
 )  # fmt: skip
 """Shapes on which all are compared: short contractions, a usual one, and a ragged one."""
+OPTIONS = ("rounds", "pause", "keep", "let_go", "few")
 FEW = tuple(
     shapes.Gemm(f"{turns} tiles, {k} deep", 8192, k, 512 * turns)
     for turns in (1, 2, 3, 4)
@@ -194,7 +195,7 @@ def main(argv: list[str] | None = None) -> None:
         "experiment": "triton_candidates",
         **environment,
         "candidates": {name: candidate.sizes for name, candidate in CANDIDATES.items()},
-        "options": {name: getattr(args, name) for name in ("rounds", "pause", "keep", "let_go", "few")},
+        "options": {name: getattr(args, name) for name in OPTIONS},
     }
 
     def save(summary: dict[str, Any], rows: list[dict[str, Any]]) -> None:

@@ -119,6 +119,11 @@ def config_of(name: str, gemm: shapes.Gemm, sms: int) -> MatmulConfig:
     return MatmulConfig.usual((gemm.m, gemm.k, gemm.n), jnp.bfloat16, jnp.bfloat16, sms)
 
 
+def form(config: MatmulConfig) -> str:
+    """What sets a configuration apart, in a word."""
+    return "late" if config.late else "described" if config.described else "flat"
+
+
 def gemm_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """XLA's product, the kernel's in each configuration, and rewritten ones with all flags up."""
     sms = _cores()
@@ -182,7 +187,7 @@ def gemm_part(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, 
             {
                 **dataclasses.asdict(gemm),
                 "best": best,
-                "usual": "late" if config_of(USUAL, gemm, sms).late else "flat",
+                "usual": form(config_of(USUAL, gemm, sms)),
                 "speedup": round(median["xla"] / alone[best], 4),
                 "median_us": {n: round(t, 1) for n, t in median.items()},
                 "worst_error": max(errors.values()),

@@ -6,7 +6,11 @@ import dataclasses
 import types
 from typing import Any
 
-from syncopate_jax.backends import triton_backends, triton_facts
+import jax
+import jax.numpy as jnp
+import pytest
+
+from syncopate_jax.backends import triton_backends, triton_call, triton_facts
 from syncopate_jax.options import Launch
 
 
@@ -106,3 +110,42 @@ def test_an_eighth_of_a_ranks_programs_communicate() -> None:
         assert launch.communicating == wanted
     assert triton_backends.usual(Launch(sms=132, communicating=3), 2).communicating == 3
     assert triton_backends.usual(Launch(), 2).communicating is None
+
+
+@pytest.fixture
+def outputs(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """What each launch is to return, of a jax-triton whose kernels may be given an array more."""
+    found: list[list[Any]] = []
+
+    def call(*arrays: jax.Array, out_shape: Any, **given: Any) -> list[jax.Array]:
+        found.append([(out.shape, out.dtype) for out in out_shape])
+        return [jnp.zeros(out.shape, out.dtype) for out in out_shape]
+
+    stand_in = types.SimpleNamespace(triton_call=call, triton_lib=completed())
+    monkeypatch.setattr(triton_call, "jax_triton", lambda: stand_in)
+    return found
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_memory_of_descriptors_is_an_output(outputs: list[list[Any]], described: bool) -> None:
+    pytest.importorskip("triton")
+    from syncopate_jax.pallas_kernels import matmul_triton
+
+    config = matmul_triton.MatmulConfig(described=described)
+    kernel = matmul_triton.matmul(256, 64, 512, "bfloat16", config, 3)
+    x, w = jnp.zeros((256, 64), jnp.bfloat16), jnp.zeros((64, 512), jnp.bfloat16)
+    (y,) = triton_call.run_alone(kernel, x, w, grid=(3, 2))
+    scratch = [((6 * triton_facts.SCRATCH_BYTES,), jnp.int8)] if described else []
+    assert outputs == [[(y.shape, y.dtype), *scratch]]
+
+
+def test_a_kernel_without_a_parameter_to_spare_takes_the_drivers_memory(
+    outputs: list[list[Any]],
+) -> None:
+    """jax-triton names every array by a parameter of the kernel's source."""
+    out = jax.ShapeDtypeStruct((4,), jnp.float32)
+    source = "def kernel(x, y): tl.make_tensor_descriptor(x)"
+    for names in (["x", "y"], ["x", "y", "N"]):
+        kernel = types.SimpleNamespace(src=source, arg_names=names)
+        triton_call.call([jnp.zeros(4)], [out], {}, kernel=kernel, grid=(1,), name="kernel")
+    assert list(map(len, outputs)) == [1, 2]

@@ -23,6 +23,7 @@ from experiments.triton import candidates, compare, run
 from experiments.triton.candidates import CANDIDATES, Candidate
 from syncopate_jax.backends import triton_call
 from syncopate_jax.native import build
+from syncopate_jax.pallas_kernels import matmul_triton
 from syncopate_jax.pallas_kernels.matmul_triton import MatmulConfig
 from tests.triton_interpret import run_alone
 
@@ -52,17 +53,26 @@ def test_programs_take_no_more_turns_than_they_must() -> None:
     assert even.grid(128, 512, 132) == all_.grid(128, 512, 132) == 2
 
 
-def test_the_first_candidates_are_what_products_are_by_default() -> None:
-    wanted = {"late": (8192, 4096, 4096), "pointers, flat, 3 stages": (8192, 4096, 1536)}
+def test_candidates_are_what_products_are_by_default() -> None:
+    wanted = {
+        "late": (8192, 4096, 4096),
+        "descriptors, flat, 2 parts, 3 stages": (8192, 4096, 1536),
+        "pointers, flat, 3 stages": (8192, 4096, 4092),
+    }
     assert next(iter(CANDIDATES)) == "late"
+    kernels = []
     for name, mkn in wanted.items():
         best, usual = CANDIDATES[name], MatmulConfig.usual(mkn, "bfloat16", "bfloat16", 128)
-        for size in ("block_m", "block_n", "block_k", "group"):
+        for size in ("block_m", "block_n", "block_k", "group", "parts"):
             assert getattr(usual, size) == getattr(best, size)
         assert (usual.num_stages, usual.num_warps, usual.flat) == (best.stages, best.warps, True)
-    assert usual.persistent and not usual.described and best.kernel is candidates.pointed
-    late = MatmulConfig.usual(wanted["late"], "bfloat16", "bfloat16", 128)
-    assert (late.kernel, late.late) == (CANDIDATES["late"].kernel, CANDIDATES["late"].late)
+        assert usual.late in (0, best.late)
+        kernels.append((usual.kernel, best.kernel))
+    assert kernels == [
+        (candidates.late_matmul_kernel, candidates.late_matmul_kernel),
+        (matmul_triton.described_matmul_kernel, candidates.described),
+        (matmul_triton.persistent_matmul_kernel, candidates.pointed),
+    ]
 
 
 def test_means_are_of_candidates_that_all_shapes_have() -> None:

@@ -95,14 +95,15 @@ def test_what_descriptors_and_late_stores_cannot_is_refused(
 
 
 FLAT = MatmulConfig(num_stages=3)
+DESCRIBED = MatmulConfig(described=True)
 
 
 @pytest.mark.parametrize(
     ("mkn", "dtype", "out_dtype", "wanted"),
     [
         ((8192, 4096, 4096), "bfloat16", "bfloat16", MatmulConfig(described=True, late=2)),
-        ((8192, 4096, 1536), "bfloat16", "bfloat16", FLAT),  # three tiles a program
-        ((8192, 320, 4096), "bfloat16", "bfloat16", FLAT),  # five k steps
+        ((8192, 4096, 1536), "bfloat16", "bfloat16", DESCRIBED),  # three tiles a program
+        ((8192, 320, 4096), "bfloat16", "bfloat16", DESCRIBED),  # five k steps
         ((8192, 4096, 4092), "bfloat16", "bfloat16", FLAT),  # rows of 8184 bytes
         # 144 KiB of stages and 128 of a tile are too much
         ((8192, 4096, 4096), "bfloat16", "float32", MatmulConfig(num_stages=4, flat=False)),
