@@ -119,6 +119,7 @@ def _check(
 ) -> None:
     jaxpr, constants = _trace(kernel, refs, addend)
     roles = _roles(kernel, refs, constants)
+    _check_captured(kernel, constants)
     _check_operands(kernel, jaxpr, roles)
     check_state(
         kernel.name,
@@ -139,6 +140,17 @@ def _check(
         check_scratch(kernel, Body(jaxpr, constants, roles, None))
     if reordered:
         check_orders(kernel, Body(program, constants, roles, doubt), orders)
+
+
+def _check_captured(kernel: PallasKernel, constants: Sequence[Any]) -> None:
+    """Raises UnsupportedError where the body uses an array that is none of its arguments."""
+    types = [jax.typeof(constant) for constant in constants]
+    found = [str(type_) for type_ in types if isinstance(type_, jax.core.ShapedArray)]
+    if found:
+        raise UnsupportedError(
+            f"kernel {kernel.name}: the body uses arrays from around it ({', '.join(found)}), "
+            f"which Pallas refuses; make each an operand, or a Python number"
+        )
 
 
 def _check_operands(kernel: PallasKernel, jaxpr: Any, roles: Sequence[str | None]) -> None:

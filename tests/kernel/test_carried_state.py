@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -154,6 +155,24 @@ def adds_to_its_operand_in_a_loop(x: Any, y: Any, acc: Any, _: Any) -> None:
 def test_operands_stay_as_they_came(body: Callable[..., None]) -> None:
     with pytest.raises(UnsupportedError, match="the body stores into its operand x, which other"):
         check(body)
+
+
+@pytest.mark.parametrize("factor", [jnp.ones((1, 1)), np.ones((1, 1), np.float32)])
+def test_arrays_from_around_a_body_are_refused(factor: Any) -> None:
+    def body(x: Any, y: Any, acc: Any, _: Any) -> None:
+        y[...] = x[...] * factor
+
+    with pytest.raises(UnsupportedError, match=r"uses arrays from around it \(float32\[1,1\]\)"):
+        check(body)
+
+
+def test_numbers_from_around_a_body_are_taken() -> None:
+    factors = 2, 0.5, np.float32(3)
+
+    def body(x: Any, y: Any, acc: Any, _: Any) -> None:
+        y[...] = x[...] * factors[0] * factors[1] * factors[2]
+
+    check(body)
 
 
 def on_grid(body: Callable[..., None], grid: tuple[int, int], tiles: int) -> PallasKernel:
