@@ -114,7 +114,13 @@ def compile(
         if absent := triton_backends.missing(found, target):  # before a GPU is asked for
             reasons[candidate] = absent
             continue
-        most = found.workers(launch, plan.num_ranks) if target in found.targets else 1
+        try:
+            most = found.workers(launch, plan.num_ranks) if target in found.targets else 1
+        except InputError as error:  # CTAs of a GPU that is not here
+            if backend != "auto":
+                raise
+            reasons[candidate] = str(error)
+            continue
         chosen = work(fewest_workers(space.num_tiles, max(most, 1)))
         reason = found.unsupported_reason(chosen, target)
         if reason is None:
