@@ -174,7 +174,7 @@ def test_no_backend_can_move_partial_results_into_a_kernel_without_an_addend() -
     kernel = own_kernels.product(4, 3, 6, 2, has_addend=False)
     with refused(
         "no backend can fuse plan gather_and_scatter with kernel product for target tpu:\n"
-        "  remote_dma: remote_dma: plan gather_and_scatter adds partial results in the epilogue, "
+        "  remote_dma: plan gather_and_scatter adds partial results in the epilogue, "
         "but kernel product takes no addend; give it has_addend=True",
         UnsupportedError,
     ):
@@ -188,7 +188,7 @@ def test_auto_takes_a_backend_that_can() -> None:
     unfused = fuse(kernel, plan, bound, axis_name="t")
     assert unfused.backend.name == "xla"
     assert list(unfused.passed_over) == ["remote_dma"]
-    assert "target tpu\n  not remote_dma: remote_dma: plan gather_and_scatter adds" in repr(unfused)
+    assert "target tpu\n  not remote_dma: plan gather_and_scatter adds" in repr(unfused)
     adding = own_kernels.product(4, 3, 6, 2, has_addend=True)
     fused = fuse(adding, plan, bound, axis_name="t")
     assert (fused.backend.name, fused.passed_over) == ("remote_dma", {})
