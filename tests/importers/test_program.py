@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from syncopate_jax.errors import FormatError, InputError, UnsupportedError
@@ -13,6 +15,7 @@ from syncopate_jax.ir import presets
 from syncopate_jax.ir.comm import OpDep
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.passes.expand_collectives import expand_collectives
+from syncopate_jax.registry import importers
 from tests.importers.exchanges import assert_plan_right, assert_right
 
 PAIRS = ((0, 1), (2, 3))
@@ -157,3 +160,37 @@ def test_names_of_any_length() -> None:
 def test_operators() -> None:
     assert make().operator == ""
     assert str(make(cuts=((0, 2),))).endswith("groups of 2 sum in 2 along 0")
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (jax.jit(lambda x: x + 1).lower(1.0), "Lowered"),
+        (Path("step.hlo"), type(Path()).__name__),
+        ({"name": "n"}, "dict"),
+        (None, "NoneType"),
+        (b"HloModule", "bytes"),
+    ],
+)
+@pytest.mark.parametrize("name", ["hlo", "alpa", "domino", "mercury"])
+def test_what_is_no_text(name: str, given: Any, shown: str) -> None:
+    reader = importers.get(name)
+    message = (
+        f"importer of {reader.reads}: needs text, found {shown}; give what the .as_text() of a "
+        f"lowered or compiled program returns, or pathlib.Path(name).read_text()"
+    )
+    with pytest.raises(InputError, match=re.escape(message)):
+        reader(given)
+
+
+@pytest.mark.parametrize("name", ["hlo", "alpa", "domino", "mercury"])
+def test_the_name_of_a_file_is_not_its_text(name: str, tmp_path: Path) -> None:
+    there = tmp_path / "step"
+    there.write_text("HloModule m")
+    for given in (str(there), "step.hlo", "plan.json", "dumped/module.txt"):
+        message = f"needs a file's text, found its name {given!r}; give pathlib.Path(name).read_tex"
+        with pytest.raises(FormatError, match=re.escape(message)):
+            importers.get(name)(given)
+    with pytest.raises(FormatError) as found:
+        importers.get(name)("step")
+    assert "pathlib" not in str(found.value)
