@@ -2,7 +2,7 @@
 
 What all of them take:
   num_ranks: ranks that take part, numbered from 0.
-  dtype: element type, one of ``ir.plan.ITEM_SIZES``.
+  dtype: element type, one of ``ir.plan.ITEM_SIZES`` or a NumPy or JAX dtype of such a name.
   axis: the axis that is sharded; negative ones count from the last.
   split_axis: the axis along which pieces are cut; ``axis`` if None.
   tensor, out: names of the tensors, which an axis map binds to a kernel's operands.

@@ -107,20 +107,31 @@ def compile(
         check_schedule(schedule, space, accesses, axis_map)
         return Work(kernel, schedule, space, accesses, axis_map, names, launch)
 
-    reasons = {}
+    reasons: dict[str, str] = {}
+
+    def refused(name: str, reason: str) -> None:
+        """Reasons stand behind the backend's name, with which many begin."""
+        reasons[name] = reason.removeprefix(f"{name}: ").removeprefix(f"{name} ")
+
     reads = any(binding.operand in kernel.operands for binding in axis_map.bindings)
     for candidate in by_speed(backends.names(), reads) if backend == "auto" else (backend,):
         found: Backend = backends.get(candidate)
         if absent := triton_backends.missing(found, target):  # before a GPU is asked for
-            reasons[candidate] = absent
+            refused(candidate, absent)
             continue
-        most = found.workers(launch, plan.num_ranks) if target in found.targets else 1
+        try:
+            most = found.workers(launch, plan.num_ranks) if target in found.targets else 1
+        except InputError as error:  # CTAs of a GPU that is not here
+            if backend != "auto":
+                raise
+            refused(candidate, str(error))
+            continue
         chosen = work(fewest_workers(space.num_tiles, max(most, 1)))
         reason = found.unsupported_reason(chosen, target)
         if reason is None:
             mine = {n: why for n, why in reasons.items() if target in backends.get(n).targets}
             return Operator(chosen, found, target, passed_over=mine)
-        reasons[candidate] = reason
+        refused(candidate, reason)
     listed = "\n".join(f"  {candidate}: {reason}" for candidate, reason in reasons.items())
     raise UnsupportedError(
         f"no backend can fuse plan {plan.name} with kernel {kernel.name} for target {target}:\n"

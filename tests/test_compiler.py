@@ -14,6 +14,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from syncopate_jax.backends import triton_backends
 from syncopate_jax.compiler import bound_shapes
 from syncopate_jax.compiler import compile as fuse
 from syncopate_jax.errors import InputError, PlanError, UnsupportedError
@@ -26,7 +27,8 @@ from syncopate_jax.passes.expand_collectives import expand_collectives
 from syncopate_jax.plans.all_gather_swizzle import all_gather_swizzle
 from syncopate_jax.plans.broadcast import broadcast
 from syncopate_jax.plans.collective import collective
-from syncopate_jax.registry import templates
+from syncopate_jax.registry import backends, templates
+from syncopate_jax.runtime import device
 from tests.backends import own_kernels
 from tests.check.small_plans import with_column
 from tests.ops import cases
@@ -172,7 +174,7 @@ def test_no_backend_can_move_partial_results_into_a_kernel_without_an_addend() -
     kernel = own_kernels.product(4, 3, 6, 2, has_addend=False)
     with refused(
         "no backend can fuse plan gather_and_scatter with kernel product for target tpu:\n"
-        "  remote_dma: remote_dma: plan gather_and_scatter adds partial results in the epilogue, "
+        "  remote_dma: plan gather_and_scatter adds partial results in the epilogue, "
         "but kernel product takes no addend; give it has_addend=True",
         UnsupportedError,
     ):
@@ -186,7 +188,7 @@ def test_auto_takes_a_backend_that_can() -> None:
     unfused = fuse(kernel, plan, bound, axis_name="t")
     assert unfused.backend.name == "xla"
     assert list(unfused.passed_over) == ["remote_dma"]
-    assert "target tpu\n  not remote_dma: remote_dma: plan gather_and_scatter adds" in repr(unfused)
+    assert "target tpu\n  not remote_dma: plan gather_and_scatter adds" in repr(unfused)
     adding = own_kernels.product(4, 3, 6, 2, has_addend=True)
     fused = fuse(adding, plan, bound, axis_name="t")
     assert (fused.backend.name, fused.passed_over) == ("remote_dma", {})
@@ -213,6 +215,25 @@ def test_auto_asks_the_fastest_kind_first(template: str, operand: str, fastest: 
     for backend, name in (("auto", fastest), (slower := fastest.replace("tma", "ldst"), slower)):
         found = fuse(kernel, plan, {plan.tensors[0].name: operand}, backend=backend, **given)
         assert found.backend.name == name
+
+
+@pytest.mark.parametrize("target", ["mosaic_gpu", "triton"])
+def test_auto_without_a_gpu_takes_xla(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend of the target that is asked for by name says what to give."""
+    monkeypatch.setattr(device, "core_count", lambda: None)
+    kernel, plan = own_kernels.scale(4, 4), own_kernels.gather_plan(2, t=(4, 4))
+    given = {"axis_name": "t", "target": target}
+    operator = fuse(kernel, plan, {"t": "x"}, **given)
+    assert operator.backend.name == "xla"
+    absent = triton_backends.missing(backends.get("copy_engine"), target)
+    none = absent or "launch: there is no GPU whose multiprocessors could be counted; on CPUs"
+    assert operator.passed_over["copy_engine"].startswith(none)
+    x, s = random(4, 4), random(4, 1)
+    y = run(operator, 2, (P("t"), P()), P("t"), x, s)
+    np.testing.assert_allclose(y, np.tile(x * s, (2, 1)), rtol=1e-6)
+    if not absent:
+        with refused(none):
+            fuse(kernel, plan, {"t": "x"}, backend="copy_engine", **given)
 
 
 def test_names_that_are_not_known() -> None:

@@ -27,7 +27,8 @@ each_page = pytest.mark.parametrize("page", ALL_PAGES, ids=lambda p: str(p.relat
 # What a page's snippets are seen to have done.
 SEEN = {
     "README": "assert (y.reshape(4, *x.shape) == s).all()",
-    "importers": "assert program.collectives[0].operator == 'matmul_reduce_scatter'",
+    "importers": "assert program.collectives[0].operator == 'matmul_reduce_scatter'\n"
+    "assert [tensor.name for tensor in scatter.tensors] == ['x']",
     "overlap": "assert len(syncopate_jax.overlap(loss).report(w, batch).replaced) == 1",
     "own_kernels": "assert in_pairs.passed_over == {} and (summed == 4).all()",
     "triton": "assert (y.reshape(4, *x.shape) == s[:, None]).all()",
@@ -103,7 +104,7 @@ def test_commands_run(
     page: Path, argvs: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(FIXTURES / "hlo/mlp.hlo", tmp_path / "step.hlo")
-    shutil.copy(FIXTURES / "mercury/ring.txt", tmp_path / "ring.txt")
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
     monkeypatch.chdir(tmp_path)
     for argv in argvs:
         assert cli.main(argv) == 0, argv

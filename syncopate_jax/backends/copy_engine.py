@@ -85,7 +85,7 @@ class CopyEngine:
         def emitted(
             *operands: jax.Array, platform: str, interpret: Any, **_: Any
         ) -> Sequence[jax.Array]:
-            return _Run(work, platform, self).run(operands)
+            return _Run(work, platform, interpret, self).run(operands)
 
         return emitted
 
@@ -215,8 +215,9 @@ def own_copies(work: Work, places: Buffers) -> list[copies.Copy]:
 class _Run:
     """The operator on one platform."""
 
-    def __init__(self, work: Work, platform: str, engine: CopyEngine):
+    def __init__(self, work: Work, platform: str, interpret: Any, engine: CopyEngine):
         self.work, self.platform, self.engine = work, platform, engine
+        self.interpret = interpret
         self.plan = work.schedule.plan
         self.places = gpu_buffers.placed_buffers(work)
         self.tensors = read_tensors(work)
@@ -247,7 +248,7 @@ class _Run:
     def _in_memory(
         self, named: Mapping[str, jax.Array], sources: Sequence[jax.Array]
     ) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:
-        """On the CPU: the same copies, all of them awaited, then the kernel's plain-JAX form."""
+        """On the CPU: the same copies, all of them awaited, then the kernel unfused."""
         work, kernel, rank = self.work, self.work.kernel, lax.axis_index(self.work.axis_names)
         call = replace(self.call, copies=(*own_copies(work, self.places), *self.call.copies))
         seen = [self.places.items[tensor, GATHERED] for tensor in self.tensors]
@@ -262,7 +263,11 @@ class _Run:
             at = jnp.asarray(self.places.origins[held.tensor] - held.lo, jnp.int32)[rank]
             operand = bound[held.tensor]
             full[operand] = lax.dynamic_slice(buffer, at, work.accesses[operand].shape)
-        outs = kernel.by_reference(*(full[name] for name in kernel.operands))
+        outs = kernel.unfused(
+            *(full[name] for name in kernel.operands),
+            runner=f"on the CPU {self.engine.name}",
+            interpret=self.interpret,
+        )
         return outs, flags, buffers
 
 

@@ -74,13 +74,8 @@ class Xla:
         """Why the work cannot be done here; None when it can."""
         if target not in self.targets:
             return f"xla works with targets {', '.join(self.targets)}, not {target!r}"
-        kernel = work.kernel
-        if kernel.reference is None and kernel.body_fault():
-            return (
-                f"xla runs a kernel's plain-JAX reference or its ordinary Pallas body, and kernel "
-                f"{kernel.name} has neither; give it reference=, a function of the operands "
-                f"{', '.join(kernel.operands)} in plain JAX"
-            )
+        if fault := work.kernel.unfused_fault(self.name):
+            return fault
         try:
             work.axis_map.require_in_order()
             place_buffers(work.schedule.plan, work.axis_map, work.kernel.results)
@@ -109,10 +104,7 @@ class _Run:
         kernel = self.work.kernel
         named = dict(zip(kernel.operands, operands, strict=True))
         seen = [self._gathered(n, x) if n in self.bound else x for n, x in named.items()]
-        if kernel.reference is not None:
-            outs = kernel.by_reference(*seen)
-        else:
-            outs = kernel(*seen, interpret=self.interpret)
+        outs = kernel.unfused(*seen, runner="xla", interpret=self.interpret)
         made = zip(kernel.results, outs, strict=True)
         results = [self._reduced(n, out) if n in self.bound else out for n, out in made]
         kept = zip(kernel.operands, seen, strict=True)

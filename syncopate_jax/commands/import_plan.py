@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,14 +120,27 @@ def readers() -> dict[str, Reader]:
 
 
 def _list(as_json: bool) -> int:
-    found = {name: reader.reads for name, reader in readers().items()}
+    files = readers()
+    found = {
+        name: files[name].reads if name in files else _in_python(importers.get(name))
+        for name in importers.names()
+    }
     if as_json:
-        print_json([{"name": name, "reads": reads} for name, reads in found.items()])
+        listed = [
+            {"name": name, "reads": reads, "file": name in files} for name, reads in found.items()
+        ]
+        print_json(listed)
         return DONE
     width = max(map(len, found), default=0)
     for name, reads in found.items():
         print(f"{name:<{width}}  {reads}")
     return DONE
+
+
+def _in_python(function: Callable[..., object]) -> str:
+    """What an importer is that takes arguments and no file."""
+    first = (inspect.getdoc(function) or "").partition("\n")[0]
+    return f"no file, called in Python as {function.__module__}.{function.__name__}: {first}"
 
 
 def _chosen(args: argparse.Namespace) -> dict[str, str]:

@@ -117,7 +117,7 @@ class _Plan:
         name = fields["name"].text()
         lhs, rhs = (self._array(fields[place]) for place in ("lhs", "rhs"))
         formula = fields["formula"].text()
-        strategy = read_strategy(fields["strategy"].text()) if "strategy" in fields else None
+        strategy = self._strategy(fields["strategy"]) if "strategy" in fields else None
         out = self._result(fields["out"], formula, lhs, rhs) if "out" in fields else None
         notes = [("strategy", strategy.name)] if strategy else []
         if "stage" in fields:
@@ -141,6 +141,13 @@ class _Plan:
         item = fields["sharding_spec"]
         try:
             return read_spec(item.text(), shape, self.mesh)
+        except FormatError as error:
+            raise FormatError(f"{item.path}: {error}") from error
+
+    @staticmethod
+    def _strategy(item: Field) -> Strategy:
+        try:
+            return read_strategy(item.text())
         except FormatError as error:
             raise FormatError(f"{item.path}: {error}") from error
 

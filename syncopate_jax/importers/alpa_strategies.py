@@ -53,29 +53,29 @@ def read_strategy(name: str) -> Strategy:
     found = _NAME.fullmatch(name.strip())
     if found is None:
         raise FormatError(
-            f"alpa strategy {name[:80]!r}: needs the form 'SR = SS x SR @ {{0,1}} (allreduce @ 1)'"
+            f"strategy {name[:80]!r}: needs the form 'SR = SS x SR @ {{0,1}} (allreduce @ 1)'"
         )
     out, lhs, rhs, listed, kind, reduced = found.groups()
     dims = [int(d) for d in listed.split(",")]
     if len(set(dims)) != len(dims):
-        raise FormatError(f"alpa strategy {name!r}: a mesh dimension is named twice")
+        raise FormatError(f"strategy {name!r}: a mesh dimension is named twice")
     if lhs == rhs == "Sb":
         return _batch(name, out, dims, kind)
     out, lhs, rhs = _ONE.get((out, lhs, rhs), (out, lhs, rhs))
     if not all(_PAIR.fullmatch(part) for part in (out, lhs, rhs)):
-        raise FormatError(f"alpa strategy {name!r}: an array needs two letters of S and R")
+        raise FormatError(f"strategy {name!r}: an array needs two letters of S and R")
     if lhs[1] != rhs[0]:
-        raise FormatError(f"alpa strategy {name!r}: the contracted dimension is cut on one side")
+        raise FormatError(f"strategy {name!r}: the contracted dimension is cut on one side")
     roles = [role for role, cut in zip(ROLES, (lhs[0], lhs[1], rhs[1]), strict=True) if cut == "S"]
     if len(roles) != len(dims):
         raise FormatError(
-            f"alpa strategy {name!r}: cuts {len(roles)} dimensions, names {len(dims)} of the mesh"
+            f"strategy {name!r}: cuts {len(roles)} dimensions, names {len(dims)} of the mesh"
         )
     cuts = tuple(zip(roles, dims, strict=True))
     contracted = dict(cuts).get("contracted")
     if (contracted is None) != (kind is None) or (kind and reduced.strip("{}") != str(contracted)):
         raise FormatError(
-            f"alpa strategy {name!r}: the contracted dimension is cut by mesh dimension "
+            f"strategy {name!r}: the contracted dimension is cut by mesh dimension "
             f"{contracted}, the reduction is over {reduced}"
         )
     return Strategy(name.strip(), cuts, _scattered(name, out, lhs[0], rhs[1], kind))
@@ -92,14 +92,12 @@ def _scattered(name: str, out: str, lhs: str, rhs: str, kind: str | None) -> str
         return ""
     if len(more) == 1 and kind == "reduce-scatter" and "S" in (out[0] * (lhs == "R"), out[1]):
         return more[0]
-    raise FormatError(
-        f"alpa strategy {name!r}: the result {out!r} does not follow from its operands"
-    )
+    raise FormatError(f"strategy {name!r}: the result {out!r} does not follow from its operands")
 
 
 def _batch(name: str, out: str, dims: list[int], kind: str | None) -> Strategy:
     found = re.fullmatch(r"Sb(?:_(\d{1,2}))?", out)
     if found is None or kind is not None or (found[1] is not None and len(dims) != 1):
-        raise FormatError(f"alpa strategy {name!r}: batches are cut as 'Sb_0 = Sb x Sb @ {{0}}'")
+        raise FormatError(f"strategy {name!r}: batches are cut as 'Sb_0 = Sb x Sb @ {{0}}'")
     first = int(found[1] or 0)
     return Strategy(name.strip(), tuple((f"batch{first + i}", d) for i, d in enumerate(dims)))

@@ -12,6 +12,7 @@ from syncopate_jax.ir.build import build_plan
 from syncopate_jax.ir.chunk import Box, Chunk
 from syncopate_jax.ir.comm import P2P, REDUCTIONS, Collective, ComputeDep, OpDep, Operation
 from syncopate_jax.ir.plan import ITEM_SIZES, Goal, Plan, Region, Tensor
+from syncopate_jax.registry import templates
 
 PERMUTE = "permute"
 REDUCING = ("reduce_scatter", "all_reduce")
@@ -96,11 +97,61 @@ class Exchange:
             and (senders is None or rank in senders)
             and (self.kind != "broadcast" or rank in {group[0] for group in self.groups})
         ]
-        ops: list[list[Operation]] = [[] for _ in range(self.num_ranks)]
-        for op in self._operations():
-            ops[op.rank].append(op)
         goals = sorted(goal for goal in self._goals() if goal.box.size)
-        return build_plan(where, self.num_ranks, tensors, initial, goals, ops)
+        return build_plan(
+            where, self.num_ranks, tensors, initial, goals, self._by_rank(self._operations())
+        )
+
+    def in_place(self, name: str | None = None) -> Plan:
+        """The plan on one tensor ``x``, which ``compile`` binds to what a kernel reads or makes.
+
+        Of an all-gather, every rank has its block of ``x`` and gets all; of a reduce-scatter, its
+        tiles produce terms of all of ``x``, and it gets the sum of its block. Hops of the source
+        are kept; its ``cuts`` along several dimensions are not: they change no value, and
+        ``compile`` has ``split``.
+
+        Raises:
+          UnsupportedError: it is another exchange, or one of several groups; or as ``plan``.
+        """
+        gathers = self.kind == "all_gather"
+        if not gathers and self.kind != "reduce_scatter":
+            raise UnsupportedError(
+                f"{self.kind} {self.name}: has no plan on one tensor, which all_gather and "
+                f"reduce_scatter have; use plan(), or a template of that kind"
+            )
+        if len(self.groups) != 1:
+            raise UnsupportedError(
+                f"{self.kind} {self.name}: is of {len(self.groups)} groups, and an operand is "
+                f"exchanged among all ranks of its mesh axis; make it of a template for "
+                f"{self.members} ranks"
+            )
+        self._check_length()
+        axis = self.concat_axis if gathers else self.split_axis
+        cuts = [{"split": parts, "split_axis": along} for along, parts in self.cuts]
+        split = cuts[0] if len(cuts) == 1 and not self.steps else {}
+        plan: Plan = templates.get("collective")(
+            self.num_ranks,
+            self.result if gathers else self.shape,
+            kind=self.kind,
+            groups=self.groups,
+            dtype=self._plan_dtype(),
+            axis=axis,
+            produced=self.produced or not gathers,
+            tensor=SOURCE,
+            name=name or identifier(self.name),
+            **split,
+            **({} if gathers else {"reduce": self.reduce}),
+        )
+        if not self.steps:
+            return plan
+        ops = self._by_rank(self._hops(in_place=True))
+        return build_plan(plan.name, plan.num_ranks, plan.tensors, plan.initial, plan.goals, ops)
+
+    def _by_rank(self, operations: Iterator[Operation]) -> list[list[Operation]]:
+        ops: list[list[Operation]] = [[] for _ in range(self.num_ranks)]
+        for op in operations:
+            ops[op.rank].append(op)
+        return ops
 
     def held(self) -> list[list[int]]:
         """After each step, whose block every rank got last."""
@@ -176,8 +227,11 @@ class Exchange:
             boxes = [part for box in boxes for part in box.split(axis, count)]
         return boxes
 
-    def _hops(self) -> Iterator[P2P]:
-        """A copy of each rank's own block, then the blocks on their way, part by part."""
+    def _hops(self, in_place: bool = False) -> Iterator[P2P]:
+        """A copy of each rank's own block, then the blocks on their way, part by part.
+
+        ``in_place``: own blocks are where they belong, and are not copied.
+        """
         place = {rank: at for group in self.groups for at, rank in enumerate(group)}
         parts = self._parts(self.shape)
         count, extent = len(parts), self.shape[self.concat_axis]
@@ -185,9 +239,9 @@ class Exchange:
         def block(owner: int, part: Box) -> Chunk:
             low = [0] * len(self.shape)
             low[self.concat_axis] = place[owner] * extent
-            return Chunk(RESULT, part.shift(tuple(low)))
+            return Chunk(SOURCE if in_place else RESULT, part.shift(tuple(low)))
 
-        for rank in range(self.num_ranks):
+        for rank in () if in_place else range(self.num_ranks):
             for part in parts:
                 yield P2P(
                     rank, rank, rank, Chunk(SOURCE, part), block(rank, part),
@@ -199,7 +253,8 @@ class Exchange:
             for src, dst in sorted(pairs):
                 for at, part in enumerate(parts):
                     chunk = block(owners[src], part)
-                    deps = (OpDep(came[src], step * count + at),)
+                    before = (step - in_place) * count + at  # the operation that brought it
+                    deps = (OpDep(came[src], before),) if before >= 0 else self._deps(src, chunk)
                     yield P2P(src, src, dst, chunk, chunk, deps, origin=self._origin())
             came = [src for _, src in sorted((dst, src) for src, dst in pairs)]
             owners = after

@@ -8,6 +8,7 @@ other: left whole (``direct``), by a template, or by whatever else that pass off
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from syncopate_jax.ir.comm import COLLECTIVES
 from syncopate_jax.ir.plan import Plan, shape_fault
 
 MAX_PARTS = 4096  # of one collective
+_SUFFIXES = (".hlo", ".mlir", ".txt", ".json")  # that files with what importers read usually have
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,16 +210,38 @@ class Reader:
       read: the text to an ImportedProgram; raises FormatError, or UnsupportedError, or InputError
         of what it makes of the text, which becomes a FormatError here.
       reads: what files, in a few words.
+
+    Raises:
+      InputError: something else than text is given.
+      FormatError: the text is malformed, or the name of a file in the place of its text.
     """
 
     read: Callable[[str], ImportedProgram]
     reads: str
 
     def __call__(self, text: str) -> ImportedProgram:
+        if not isinstance(text, str):
+            raise InputError(
+                f"importer of {self.reads}: needs text, found {type(text).__name__}; give what "
+                f"the .as_text() of a lowered or compiled program returns, or pathlib.Path(name)"
+                f".read_text()"
+            )
         try:
             return self.read(text)
-        except InputError as error:  # sizes that no plan has are the file's fault
-            raise FormatError(str(error)) from error
+        except (FormatError, InputError) as error:
+            if _names_a_file(text):
+                raise FormatError(
+                    f"importer of {self.reads}: needs a file's text, found its name {text!r}; "
+                    f"give pathlib.Path(name).read_text()"
+                ) from error
+            if isinstance(error, InputError):  # sizes that no plan has are the file's fault
+                raise FormatError(str(error)) from error
+            raise
+
+
+def _names_a_file(text: str) -> bool:
+    """Whether it is one line that is no program, but the name of a file, or looks like one."""
+    return "\n" not in text and (text.endswith(_SUFFIXES) or os.path.isfile(text))
 
 
 def from_moves(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from syncopate_jax.errors import InputError
+from syncopate_jax.ir.arguments import dtype_name
 
 MAX_TEMPLATE_RANKS = 16_384
 """Of the plans that templates make: all operations of more ranks fit no machine's memory."""
@@ -39,15 +40,18 @@ def checked[**P, R](template: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(template)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            found = signature.bind(*args, **kwargs).arguments
+            bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             takes = ", ".join(signature.parameters)
             raise InputError(f"{name}: {error}; its arguments are {takes}") from error
+        found = bound.arguments
+        if "dtype" in found:
+            found["dtype"] = dtype_name(found["dtype"])
         given = found.get("name")
         where = given if isinstance(given, str) and given else name
         for key, value in found.items():
             _check(where, key, str(signature.parameters[key].annotation), value)
-        return template(*args, **kwargs)
+        return template(*bound.args, **bound.kwargs)
 
     return call
 
@@ -59,6 +63,7 @@ def _check(where: str, name: str, annotation: str, value: Any) -> None:
     fits, needed = _KINDS[kind]
     if not fits(value):
         tail = ", or None" if kind != annotation else ""
+        needed = "a dtype or its name, such as 'float32'" if name == "dtype" else needed
         raise InputError(f"{where}: {name} must be {needed}{tail}, found {value!r}")
     if name == "num_ranks" and operator.index(value) > MAX_TEMPLATE_RANKS:
         raise InputError(f"{where}: num_ranks must be at most {MAX_TEMPLATE_RANKS}, found {value}")

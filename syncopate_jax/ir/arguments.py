@@ -6,6 +6,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from syncopate_jax.errors import InputError
 
 MAX_EXTENT = 2**31 - 1  # columns are int32
@@ -40,6 +42,17 @@ def integer(where: str, what: str, value: Any, least: int) -> int:
     if not least <= found <= MAX_EXTENT:
         raise InputError(f"{where}: {what} must be in {least}..{MAX_EXTENT}, found {found}")
     return found
+
+
+def dtype_name(value: Any) -> Any:
+    """The name of a dtype, such as ``x.dtype`` or ``jax.numpy.float32``; what is none as it is."""
+    if value is None or isinstance(value, str):  # of None NumPy makes float64
+        return value
+    try:
+        found = np.dtype(value)
+    except (TypeError, ValueError):
+        return value
+    return value if found.type is np.void else found.name  # void: lists and dicts as structures
 
 
 def extents(where: str, shape: Sequence[int]) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ import numpy as np
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.ir import comm
-from syncopate_jax.ir.arguments import MAX_EXTENT
+from syncopate_jax.ir.arguments import MAX_EXTENT, dtype_name
 from syncopate_jax.ir.chunk import Box, Chunk
 from syncopate_jax.ir.columns import Columns
 from syncopate_jax.ir.comm import P2P, Collective, ComputeDep, Dependency, OpDep, Operation
@@ -73,9 +73,11 @@ class Tensor:
             raise InputError(f"tensor: name {self.name!r} must be an identifier")
         if fault := shape_fault(self.shape):
             raise InputError(f"tensor {self.name}: {fault}")
-        if self.dtype not in ITEM_SIZES:
+        dtype = dtype_name(self.dtype)
+        if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
             known = ", ".join(sorted(ITEM_SIZES))
-            raise InputError(f"tensor {self.name}: dtype {self.dtype!r} is not one of {known}")
+            raise InputError(f"tensor {self.name}: dtype {dtype!r} is not one of {known}")
+        object.__setattr__(self, "dtype", dtype)
 
     def __str__(self) -> str:
         shape = ",".join(map(str, self.shape))

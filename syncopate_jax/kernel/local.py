@@ -203,16 +203,26 @@ class PallasKernel:
             name=self.name,
         )(*operands)
 
-    def by_reference(self, *operands: jax.Array) -> list[jax.Array]:
-        """What ``reference`` makes of the operands, one array a result.
+    def unfused_fault(self, runner: str) -> str | None:
+        """Why ``runner`` cannot compute it in plain JAX or Pallas; None where it can."""
+        if self.reference is not None or not self.body_fault():
+            return None
+        return (
+            f"{runner} runs a kernel's plain-JAX reference or its ordinary Pallas body, and kernel "
+            f"{self.name} has neither; give it reference=, a function of the operands "
+            f"{', '.join(self.operands)} in plain JAX"
+        )
 
-        Raises InputError unless they are what ``out_shape`` says; UnsupportedError where there is
-        no reference.
+    def unfused(self, *operands: jax.Array, runner: str, interpret: Any = False) -> list[jax.Array]:
+        """What ``reference`` makes of the operands, or else the body alone; one array a result.
+
+        Raises InputError unless the reference gives what ``out_shape`` says; UnsupportedError, in
+        the name of ``runner``, where there is neither.
         """
+        if fault := self.unfused_fault(runner):
+            raise UnsupportedError(fault)
         if self.reference is None:
-            raise UnsupportedError(
-                f"kernel {self.name} has no reference, its plain-JAX form, to run here"
-            )
+            return self(*operands, interpret=interpret)
         given = self.reference(*operands)
         outs = list(given) if isinstance(given, list | tuple) else [given]
         if len(outs) != len(self.results):

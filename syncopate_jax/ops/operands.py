@@ -6,7 +6,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from syncopate_jax.errors import InputError
 from syncopate_jax.ops.contraction import contract
@@ -14,6 +13,7 @@ from syncopate_jax.ops.kept import contract_and_keep
 from syncopate_jax.ops.spec import Contraction
 from syncopate_jax.options import Options
 from syncopate_jax.runtime import mesh
+from syncopate_jax.runtime.given_arrays import as_jax
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -32,6 +32,7 @@ def matmul_like(
     ``spec`` is written for letters ``b`` (all leading dimensions of ``x`` as one), ``m``, ``k``
     and ``n``. Raises InputError naming ``operator`` when shapes, dtypes or options do not fit.
     """
+    x, w = check_arrays(operator, x, w)
     names, out_dtype = _checked(operator, x, w, spec, axis_name, preferred_element_type, options)
     out = contract(spec, _folded(x), w, names, options, out_dtype)
     return out.reshape(*x.shape[:-2], *out.shape[1:])
@@ -47,6 +48,7 @@ def matmul_and_keep(
     options: Options,
 ) -> tuple[jax.Array, jax.Array]:
     """The same, and the operand that ``spec`` exchanges, as it is after that."""
+    x, w = check_arrays(operator, x, w)
     names, out_dtype = _checked(operator, x, w, spec, axis_name, preferred_element_type, options)
     out, kept = contract_and_keep(spec, _folded(x), w, names, options, out_dtype)
     if spec.place == "lhs":
@@ -69,7 +71,6 @@ def _checked(
     options: Options,
 ) -> tuple[tuple[str, ...], jnp.dtype]:
     """The mesh axes, and the dtype of the result."""
-    check_arrays(operator, x, w)
     out_dtype = result_dtype(operator, preferred_element_type, x, w)
     names = mesh.axis_tuple(axis_name, caller=operator)
     # Where axes are left to the compiler, ``auto`` takes ``xla``.
@@ -79,11 +80,13 @@ def _checked(
     return names, out_dtype
 
 
-def check_arrays(operator: str, x: jax.Array, w: jax.Array) -> None:
-    """Raises InputError unless ``x`` is [..., rows, columns] and ``w`` [rows, columns]."""
+def check_arrays(operator: str, x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Both as JAX takes them, ``x`` [..., rows, columns] and ``w`` [rows, columns].
+
+    Raises InputError where they are no such arrays.
+    """
+    x, w = as_jax(operator, "x", x), as_jax(operator, "w", w)
     for name, array, least in (("x", x, 2), ("w", w, 2)):
-        if not isinstance(array, jax.Array | np.ndarray):
-            raise InputError(f"{operator}: {name} must be an array, found {type(array).__name__}")
         if array.ndim < least or (name == "w" and array.ndim != 2):
             wanted = "[rows, columns]" if name == "w" else "[..., rows, columns]"
             raise InputError(f"{operator}: {name} must be {wanted}, found shape {array.shape}")
@@ -91,6 +94,7 @@ def check_arrays(operator: str, x: jax.Array, w: jax.Array) -> None:
             raise InputError(
                 f"{operator}: {name} has dtype {array.dtype}; needs one of {', '.join(DTYPES)}"
             )
+    return x, w
 
 
 def result_dtype(

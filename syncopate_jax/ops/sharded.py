@@ -67,7 +67,7 @@ def matmul(
       UnsupportedError: a fused backend on auto axes of CPU devices, where it is interpreted.
       MeshError: inside ``shard_map``, where arrays are one rank's and the other operators serve.
     """
-    check_arrays("matmul", x, w)
+    x, w = check_arrays("matmul", x, w)
     out_dtype = result_dtype("matmul", preferred_element_type, x, w)
     if x.shape[-1] != w.shape[0]:
         raise InputError(

@@ -90,6 +90,7 @@ def stream_matmul(
         raise InputError(f"{NAME}: backend needs one of {', '.join(BACKENDS)}, found {backend!r}")
     if target == "triton" and (reason := triton_call.missing()):
         raise UnsupportedError(f"{NAME}: {reason}")
+    x, w = check_arrays(NAME, x, w)
     side = _check(x, w, w_transposed)
     if backend is None:
         reads = target == "mosaic_gpu" and (readers is not None or build.missing())
@@ -185,7 +186,6 @@ def _check(x: jax.Array, w: jax.Array, w_transposed: bool) -> int:
     """Which operand is streamed, 0 or 1; raises InputError where the operands do not fit."""
     if not isinstance(w_transposed, bool):
         raise InputError(f"{NAME}: w_transposed needs True or False, found {w_transposed!r}")
-    check_arrays(NAME, x, w)
     depth = 1 if w_transposed else 0
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[depth] or 0 in (*x.shape, *w.shape):
         raise InputError(

@@ -21,7 +21,7 @@ from jax import lax
 from syncopate_jax.rewrite import graph as graphs
 from syncopate_jax.rewrite import swaps
 from syncopate_jax.rewrite.graph import Graph, Node, Value
-from syncopate_jax.rewrite.ring_values import Ints, Known, Part, Stack, Sum
+from syncopate_jax.rewrite.ring_values import Ints, Known, Part, Stack, Sum, laid_out
 from syncopate_jax.rewrite.steps import Step
 from syncopate_jax.rewrite.swaps import Kept, Rebuilt, Swap
 
@@ -33,7 +33,7 @@ class Ring:
     Attributes:
       swap: the operator.
       source: what it gathers, along ``dim``; None if it gathers nothing.
-      order: how the result of its dot is transposed.
+      order: how the result of its dot is transposed, once it has the ``shape`` of the swap.
     """
 
     swap: Swap
@@ -205,13 +205,14 @@ class Chooser:
         return found, rebuilt + [self._make_again(value, wholes) for value in needed]
 
     def _make_again(self, value: Value, wholes: Mapping[Value, _Whole]) -> Rebuilt:
-        """Numbers, parts of arrays, sums of products of such, or a stack of these."""
+        """Numbers, parts of arrays, sums of products of such (or zeros), or a stack of these."""
         away = dict.fromkeys(p.source for p in self._parts(value) if not p.at_home())
         home = dict.fromkeys(p.source for p in self._parts(value) if p.at_home())
         reads = [wholes[source].value for source in away] + [*home]
 
         def apply(*arrays: jax.Array) -> jax.Array:
             given = dict(zip(reads, arrays, strict=True))
+            shape = value.aval.shape[isinstance(self.known[value], Stack) :]
             me = lax.axis_index(self.axis)
 
             def part(item: Part) -> jax.Array:
@@ -228,8 +229,10 @@ class Chooser:
                 if isinstance(item, Part):
                     return part(item)
                 assert isinstance(item, Sum)
+                if not item.terms:
+                    return jnp.zeros(shape, value.aval.dtype)
                 products = [
-                    lax.transpose(term.dot.bind([part(term.lhs), part(term.rhs)])[0], term.order)
+                    laid_out(term.dot.bind([part(term.lhs), part(term.rhs)])[0], term.order)
                     for term in item.terms
                 ]
                 return functools.reduce(operator.add, products)
@@ -271,7 +274,7 @@ def _product(ring: Ring, whole: Value) -> Rebuilt:
 
     def apply(x: jax.Array, other: jax.Array) -> jax.Array:
         (out,) = swap.dot.bind([x, other] if left else [other, x])
-        return lax.transpose(out, ring.order)
+        return lax.transpose(out.reshape(swap.shape), ring.order)
 
     return Rebuilt(swap.result, (whole, (swap.rhs if left else swap.lhs).value), apply)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from syncopate_jax.rewrite import graph as graphs
 from syncopate_jax.rewrite.graph import Node, Value
@@ -21,6 +22,7 @@ from syncopate_jax.rewrite.operations import CASTS
 
 DTYPES = ("int32", "int64", "bool")
 """Of numbers that are followed: offsets are seldom unsigned or narrow, and those wrap."""
+ADDED = -1
 LONGEST = 64
 """Steps of the longest loop that is read."""
 
@@ -80,7 +82,10 @@ class Holed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Term:
-    """A product of two parts, which ``dot`` computes; ``order`` is how its result is transposed."""
+    """A product of two parts, which ``dot`` computes.
+
+    ``order`` is how its result is transposed, with ``ADDED`` where a dimension of 1 was added.
+    """
 
     dot: Node
     lhs: Part
@@ -106,6 +111,11 @@ class Sum:
 
     def transposed(self, permutation: Sequence[int]) -> Sum:
         terms = [replace(t, order=tuple(t.order[d] for d in permutation)) for t in self.terms]
+        return Sum(tuple(terms))
+
+    def widened(self, at: int) -> Sum:
+        """With a dimension of 1 before dimension ``at``."""
+        terms = [replace(t, order=(*t.order[:at], ADDED, *t.order[at:])) for t in self.terms]
         return Sum(tuple(terms))
 
 
@@ -138,6 +148,12 @@ class Stack:
     """What a loop made in each of its steps."""
 
     items: tuple[Known, ...]
+
+
+def laid_out(x: Any, order: Sequence[int]) -> Any:
+    """A product's result as its ``order`` says."""
+    x = lax.transpose(x, [d for d in order if d != ADDED])
+    return lax.expand_dims(x, [at for at, d in enumerate(order) if d == ADDED])
 
 
 Known = Ints | Part | Holed | Sum | Blocks | Stack | None
@@ -249,6 +265,9 @@ class Reader:
             return None if sender is None else args[0].moved(sender)
         if name == "broadcast_in_dim" and isinstance(args[0], Ints) and out.shape == (1,):
             return Stack((args[0],))
+        if name in ("broadcast_in_dim", "reshape") and isinstance(args[0], Sum) and args[0].terms:
+            at = _added_dim(node.inputs[0].aval.shape, out.shape)
+            return None if at is None else args[0].widened(at)
         if name == "broadcast_in_dim":
             found = _sum_if_zero(node.inputs[0], args[0])
             return found if out.shape == () or _is_empty(found) else None
@@ -308,6 +327,13 @@ def _added(args: Sequence[Known]) -> Known:
     if len(blocks) + sum(_is_empty(arg) for arg in args) == len(args):
         return Blocks(tuple(write for arg in blocks for write in arg.writes), True)
     return None
+
+
+def _added_dim(before: Sequence[int], after: Sequence[int]) -> int | None:
+    """Where a dimension of 1 was added, if that is all that a reshape or a broadcast does."""
+    wanted = (*before,)
+    places = (d for d, n in enumerate(after) if n == 1 and (*after[:d], *after[d + 1 :]) == wanted)
+    return next(places, None)
 
 
 def _is_empty(known: Known) -> bool:

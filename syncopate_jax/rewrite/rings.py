@@ -18,7 +18,17 @@ from syncopate_jax.rewrite.graph import Graph, Node, Value
 from syncopate_jax.rewrite.layout import Layout
 from syncopate_jax.rewrite.letters import letters
 from syncopate_jax.rewrite.ring_choice import Chooser, Ring, Rings, ring_axes
-from syncopate_jax.rewrite.ring_values import Blocks, Known, Part, Reader, Sum, Term, is_number, own
+from syncopate_jax.rewrite.ring_values import (
+    ADDED,
+    Blocks,
+    Known,
+    Part,
+    Reader,
+    Sum,
+    Term,
+    is_number,
+    own,
+)
 from syncopate_jax.rewrite.steps import Step
 from syncopate_jax.rewrite.swaps import Exchange, Operand, Place, Swap
 
@@ -92,6 +102,8 @@ def _ring_of(known: Known, value: Value, axis: str, ranks: int) -> Ring | None:
     if isinstance(known, Blocks):
         return _gathered_free(known, value, axis, ranks)
     if isinstance(known, Sum) and len(known.terms) > 1 and _alike([*known.terms]):
+        if ADDED in known.terms[0].order:
+            return None
         return _gathered_contracted(known.terms, value, axis, ranks) or _scattered(
             known.terms, value, axis, ranks
         )
@@ -113,13 +125,20 @@ def _alike(terms: list[Term]) -> bool:
 
 
 def _gathered_free(known: Blocks, value: Value, axis: str, ranks: int) -> Ring | None:
-    """``all_gather`` of one operand along a dimension of its own: a block of the result a rank."""
+    """``all_gather`` of one operand along a dimension of its own: a block of the result a rank.
+
+    Blocks lie behind each other, or are stacked along a dimension of theirs.
+    """
     terms = [write.term for write in known.writes]
     shape = value.aval.shape
     if len(terms) < ranks or not _alike(terms):
         return None
+    order = terms[0].order
+    if order.count(ADDED) > 1:
+        return None
     for side, dim, free in _free_dims(terms[0].dot):
-        at = terms[0].order.index(free)
+        at = order.index(free)
+        stacked = [order.index(ADDED)] if ADDED in order else []
         moving = [_sides(term)[side] for term in terms]
         fixed = [_sides(term)[1 - side] for term in terms]
         boxes = _boxes(moving, dim)
@@ -127,16 +146,30 @@ def _gathered_free(known: Blocks, value: Value, axis: str, ranks: int) -> Ring |
             continue
         size = moving[0].source.aval.shape[dim]
         wanted = [part.ranks * size + part.starts[:, dim] for part in moving]
+        block = dict.fromkeys(stacked, 1)
         right = all(
-            np.array_equal(write.starts[:, at], start)
-            and not np.delete(write.starts, at, 1).any()
-            and write.shape == tuple(n if d == at else shape[d] for d, n in enumerate(write.shape))
+            np.array_equal(write.starts @ _strides(len(order), at, stacked, size), start)
+            and not np.delete(write.starts, [at, *stacked], 1).any()
+            and write.shape
+            == tuple(n if d == at else block.get(d, shape[d]) for d, n in enumerate(write.shape))
             for write, start in zip(known.writes, wanted, strict=True)
         )
-        if right and shape[at] == size * ranks and _cover(wanted, boxes, shape[at]):
-            whole = _whole(moving[0], dim, ranks)
-            return _gather(terms[0], side, whole, dim, moving, fixed, value, axis)
+        right &= [shape[d] for d in (*stacked, at)] == (
+            [ranks, size] if stacked else [size * ranks]
+        )
+        if right and _cover(wanted, boxes, size * ranks):
+            # Stacked, the gathered dimension is two: that of blocks, and that in a block.
+            split = (free if d == ADDED else d + (d >= free and bool(stacked)) for d in order)
+            term, whole = replace(terms[0], order=tuple(split)), _whole(moving[0], dim, ranks)
+            return _gather(term, side, whole, dim, moving, fixed, value, axis)
     return None
+
+
+def _strides(dims: int, at: int, stacked: list[int], size: int) -> np.ndarray:
+    """How far an element is along what is gathered, a step along each dimension of the result."""
+    found = np.zeros(dims, np.int64)
+    found[stacked], found[at] = size, 1
+    return found
 
 
 def _gathered_contracted(

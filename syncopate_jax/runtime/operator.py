@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from syncopate_jax.backends.buffers import Buffers, place_buffers, result_tensor
 from syncopate_jax.backends.interface import (
@@ -23,6 +22,7 @@ from syncopate_jax.backends.interface import (
 from syncopate_jax.check.same_bits import ends_alike
 from syncopate_jax.errors import InputError, MeshError, UnsupportedError
 from syncopate_jax.runtime import custom_call, mesh
+from syncopate_jax.runtime.given_arrays import as_jax
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,13 +69,13 @@ class Operator:
         mesh.require_bound(work.axis_names, caller=name, launches=self._launches)
         self._check_folding()
         self._check_ranks()
-        self._check_operands(operands)
+        arrays = self._checked(operands)
         interpret = interpret_settings.get()
         emitted = self.backend.emit(work, self.target)
         return list(
             custom_call.fused_call(
                 functools.partial(emitted, interpret=interpret),
-                *custom_call.vary_alike(operands, work.axis_names),
+                *custom_call.vary_alike(arrays, work.axis_names),
                 out_types=self.result_types(),
                 axis_names=work.axis_names,
                 name=name,
@@ -214,7 +214,8 @@ class Operator:
                 f"{', '.join(self.work.axis_names)} has {found}; make the plan for {found}"
             )
 
-    def _check_operands(self, operands: Sequence[jax.Array]) -> None:
+    def _checked(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
+        """The operands as JAX takes them; raises InputError where they do not fit."""
         kernel = self.work.kernel
         if len(operands) != len(kernel.operands):
             raise InputError(
@@ -223,12 +224,9 @@ class Operator:
             )
         shapes, plan = self.operand_shapes(), self.work.schedule.plan
         dtypes = {b.operand: plan.tensor(b.tensor).dtype for b in self.work.axis_map.bindings}
-        specs = kernel.in_specs
-        for name, spec, x in zip(kernel.operands, specs, operands, strict=True):
-            if not isinstance(x, jax.Array | np.ndarray):
-                raise InputError(
-                    f"{self.name}: operand {name} must be an array, found {type(x).__name__}"
-                )
+        named = zip(kernel.operands, operands, strict=True)
+        arrays = [as_jax(self.name, f"operand {name}", x) for name, x in named]
+        for name, spec, x in zip(kernel.operands, kernel.in_specs, arrays, strict=True):
             if name not in shapes:
                 kernel.check_blocks(name, spec, tuple(x.shape))
                 kernel.check_reach(name, tuple(x.shape))
@@ -244,3 +242,4 @@ class Operator:
                     f"{self.name}: operand {name} is {x.dtype}, the plan's tensor is "
                     f"{dtypes[name]}; make the plan with dtype={str(x.dtype)!r}"
                 )
+        return arrays

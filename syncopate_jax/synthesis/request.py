@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from syncopate_jax.errors import InputError
-from syncopate_jax.ir.arguments import axis_of, extents, instance, integer, one_of, origin_text
+from syncopate_jax.ir.arguments import (
+    axis_of,
+    dtype_name,
+    extents,
+    instance,
+    integer,
+    one_of,
+    origin_text,
+)
 from syncopate_jax.ir.comm import COLLECTIVES, REDUCTIONS
 from syncopate_jax.ir.moves import MODES
 from syncopate_jax.ir.plan import ITEM_SIZES
@@ -116,6 +124,7 @@ def make_request(
     where = name or f"synthesis_{kind}"
     one_of("synthesis", "kind", kind, COLLECTIVES)
     instance(where, "topology", topology, Topology)
+    dtype = dtype_name(dtype)
     one_of(where, "dtype", dtype, tuple(sorted(ITEM_SIZES)))
     members = _group(where, topology, group)
     whole = extents(where, shape)

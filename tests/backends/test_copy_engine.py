@@ -202,7 +202,7 @@ def refusal(name: str = "gather m", **changes: Any) -> str:
 
 
 def test_reasons() -> None:
-    assert "copy_engine: copy_engine has no watchdog_us in the kernel" in refusal(
+    assert "copy_engine: has no watchdog_us in the kernel" in refusal(
         launch=Launch(sms=8, watchdog_us=10)
     )
     assert "what arrived before, and a copy is started ahead of the kernel" in refusal(
@@ -257,7 +257,7 @@ def test_results_that_tiles_write_are_refused() -> None:
 
 def test_other_targets_are_refused() -> None:
     text = (
-        "copy_engine works with target 'mosaic_gpu' and 'triton', not 'tpu'; GPUs run it with "
+        "copy_engine: works with target 'mosaic_gpu' and 'triton', not 'tpu'; GPUs run it with "
         "target='mosaic_gpu'; on CPUs and TPUs use 'remote_dma' or 'xla'"
     )
     with pytest.raises(UnsupportedError, match=text):

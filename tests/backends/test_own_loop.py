@@ -18,6 +18,7 @@ from syncopate_jax.options import Launch
 from tests.mosaic_interpreter.run import run_checked
 from tests.mosaic_interpreter.versions import needs_known_jax
 from tests.ops import cases
+from tests.ops.test_stream_matmul import needs_compiler
 
 PAGE = Path(__file__).parents[2] / "docs/own_kernels.md"
 RANKS = 2
@@ -66,6 +67,34 @@ def test_it_computes(page: dict[str, Any], template: str, backend: str) -> None:
     found = run_checked(fn, x, gate)
     wanted = np.tile(x * gate, (RANKS, 1)) if template == GATHER else RANKS * x * gate
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.parametrize("backend", ["auto", "copy_engine"])
+def test_without_a_gpu_the_copies_come_before_the_ordinary_body(
+    page: dict[str, Any], backend: str
+) -> None:
+    operator = fused(page["gated"], GATHER, backend)
+    assert operator.backend.name == "copy_engine"
+    x, gate = np.random.default_rng(0).standard_normal((2, 64, 256), np.float32)
+
+    def run(operator: Any) -> jax.Array:
+        specs = {"in_specs": (P("t"), P()), "out_specs": P("t")}
+        fn = jax.shard_map(lambda *a: operator(*a)[0], mesh=cases.ranks_mesh(RANKS), **specs)
+        return jax.jit(fn)(x, gate)
+
+    np.testing.assert_array_equal(run(operator), np.tile(x * gate, (RANKS, 1)))
+    halved = dataclasses.replace(page["gated"], reference=lambda x, gate: x * gate / 2)
+    np.testing.assert_array_equal(
+        run(fused(halved, GATHER, backend)), np.tile(x * gate / 2, (RANKS, 1))
+    )
+    bare = fused(dataclasses.replace(page["gated"], body=None), GATHER, backend)
+    words = (
+        "on the CPU copy_engine runs a kernel's plain-JAX reference or its ordinary Pallas body, "
+        "and kernel gate_rows has neither; give it reference=, a function of the operands x, gate"
+    )
+    with pytest.raises(UnsupportedError, match=words):
+        run(bare)
 
 
 def test_partial_results_are_not_dropped(page: dict[str, Any]) -> None:

@@ -309,7 +309,7 @@ def test_xla_needs_the_reference_of_a_kernel_without_a_body() -> None:
     plan = gather_plan(2, x=(8, 3, 8))
     assert refusal(scaled(), plan, {"x": "x"}, "xla") == (
         "no backend can fuse plan own_gather with kernel scaled for target triton:\n"
-        "  xla: xla runs a kernel's plain-JAX reference or its ordinary Pallas body, and kernel "
+        "  xla: runs a kernel's plain-JAX reference or its ordinary Pallas body, and kernel "
         "scaled has neither; give it reference=, a function of the operands x in plain JAX"
     )
     with pytest.raises(UnsupportedError, match="scaled: a kernel for triton alone, without a body"):

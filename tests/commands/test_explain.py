@@ -36,7 +36,7 @@ def test_a_backend_that_cannot_says_why(capsys: pytest.CaptureFixture[str]) -> N
     argv = ["explain", "all_gather_matmul", "--ranks", "2", "--shape", "256,256,256"]
     assert main(argv) == 0
     out = capsys.readouterr().out
-    assert "remote_dma works with target 'tpu', not 'mosaic_gpu'" in out
+    assert "remote_dma      works with target 'tpu', not 'mosaic_gpu'" in out
     assert "backend 'auto' takes xla for this shape on h200: no measurement says" in out
 
 

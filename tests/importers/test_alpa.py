@@ -252,6 +252,8 @@ BAD = [
     (broken("operators/0/formula", "mk"), "alpa.operators[0]: formula 'mk': needs"),
     (broken("operators/0/formula", "mk,kn->m"), "letter n is in one array only"),
     (broken("operators/0/strategy", "SS = SR x RS @ {0,2}"), "(2, 2) has no dimension 2"),
+    (broken("operators/0/strategy", "SS = SR x RR @ {0,1}"),
+     "alpa.operators[0].strategy: strategy 'SS = SR x RR @ {0,1}': cuts 1 dimensions, names 2"),
     (broken("operators/0/strategy", "Sb_0 = Sb x Sb @ {0}"), "the contraction has no batch0"),
     (broken("operators/0/strategy", ...), "needs a strategy, or the specs of both operands"),
     (broken("operators/0/lhs/shape", [7, 4]), "letter m has extent 7, which the 2 ranks"),
@@ -266,7 +268,7 @@ BAD = [
      "contraction d: contracting dimensions [1] and [] do not fit"),
     (LOG | {"auto_sharding_log": f"=== Auto sharding strategy ===\n{LINE}\n"
             "1 d = f32[4,4] dot(p, p), lhs_contracting_dims={1}, rhs_contracting_dims={1}  RR\n- "},
-     "dot d: alpa strategy 'RR': needs the form"),
+     "dot d: strategy 'RR': needs the form"),
     (LOG | {"auto_sharding_log": f"=== Auto sharding strategy ===\n{LINE}\n"
             "1 t = () tuple()  R\n2 d = f32[4,4] dot(p, t)  RR\n- "}, "an operand is no array"),
     (LOG | {"auto_sharding_log": f"=== Auto sharding strategy ===\n{LINE}\n"

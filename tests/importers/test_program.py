@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import re
+from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
+from syncopate_jax.check.verify import verify
+from syncopate_jax.compiler import compile as fuse
 from syncopate_jax.errors import FormatError, InputError, UnsupportedError
 from syncopate_jax.importers.program import ImportedCollective, ImportedProgram, Reader
 from syncopate_jax.ir import presets
 from syncopate_jax.ir.comm import OpDep
 from syncopate_jax.ir.topology import Topology
 from syncopate_jax.passes.expand_collectives import expand_collectives
+from syncopate_jax.registry import importers
+from tests.backends import own_kernels
 from tests.importers.exchanges import assert_plan_right, assert_right
+from tests.ops import cases
 
+P = jax.P
 PAIRS = ((0, 1), (2, 3))
 RING = (((0, 1), (1, 2), (2, 3), (3, 0)),) * 3
+RING_OF_3 = (((0, 1), (1, 2), (2, 0)),) * 2
 
 
 def make(**changes: Any) -> ImportedCollective:
@@ -157,3 +168,97 @@ def test_names_of_any_length() -> None:
 def test_operators() -> None:
     assert make().operator == ""
     assert str(make(cuts=((0, 2),))).endswith("groups of 2 sum in 2 along 0")
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (jax.jit(lambda x: x + 1).lower(1.0), "Lowered"),
+        (Path("step.hlo"), type(Path()).__name__),
+        ({"name": "n"}, "dict"),
+        (None, "NoneType"),
+        (b"HloModule", "bytes"),
+    ],
+)
+@pytest.mark.parametrize("name", ["hlo", "alpa", "domino", "mercury"])
+def test_what_is_no_text(name: str, given: Any, shown: str) -> None:
+    reader = importers.get(name)
+    message = (
+        f"importer of {reader.reads}: needs text, found {shown}; give what the .as_text() of a "
+        f"lowered or compiled program returns, or pathlib.Path(name).read_text()"
+    )
+    with pytest.raises(InputError, match=re.escape(message)):
+        reader(given)
+
+
+@pytest.mark.parametrize("name", ["hlo", "alpa", "domino", "mercury"])
+def test_the_name_of_a_file_is_not_its_text(name: str, tmp_path: Path) -> None:
+    there = tmp_path / "step"
+    there.write_text("HloModule m")
+    for given in (str(there), "step.hlo", "plan.json", "dumped/module.txt"):
+        message = f"needs a file's text, found its name {given!r}; give pathlib.Path(name).read_tex"
+        with pytest.raises(FormatError, match=re.escape(message)):
+            importers.get(name)(given)
+    with pytest.raises(FormatError) as found:
+        importers.get(name)("step")
+    assert "pathlib" not in str(found.value)
+
+
+SCATTER = {"kind": "reduce_scatter", "split_axis": 0, "groups": ((2, 0, 1),), "num_ranks": 3}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"cuts": ((1, 2),)},
+        {"groups": ((2, 0, 1),), "cuts": ((1, 3),)},
+        {"steps": RING_OF_3},
+        {"steps": RING_OF_3, "cuts": ((0, 2), (1, 2)), "produced": True},
+    ],
+)
+def test_a_gather_on_one_tensor_is_an_operand(changes: dict[str, Any]) -> None:
+    given = GATHER | {"num_ranks": 3, "groups": ((0, 1, 2),)} | changes
+    plan = expand_collectives(make(**given).in_place("mine"))
+    assert verify(plan) == ()
+    assert (plan.name, [str(t) for t in plan.tensors]) == ("mine", ["x [12,6] float32"])
+    assert plan.num_ops == 6 * math.prod(parts for _, parts in given.get("cuts", ()))
+    if given.get("produced"):
+        return  # by tiles that come before: no operand
+    operator = fuse(own_kernels.scale(12, 6), plan, {"x": "x"}, axis_name="t", backend="remote_dma")
+    x, s = np.arange(72.0).reshape(12, 6), np.arange(12.0)[:, None]
+    found = _run(operator, P("t"), x, s)
+    order = np.argsort(given["groups"][0])  # whose block of the tensor a rank has
+    whole = x.reshape(3, 4, 6)[np.argsort(order)].reshape(12, 6)
+    np.testing.assert_array_equal(found, np.tile(whole * s, (3, 1)))
+
+
+def test_a_scatter_on_one_tensor_is_a_result() -> None:
+    plan = expand_collectives(make(**SCATTER, shape=(6, 4)).in_place())
+    assert [str(t) for t in plan.tensors] == ["x [6,4] float32 per_rank"]
+    kernel = own_kernels.product(6, 5, 4, 2, has_addend=True)
+    operator = fuse(kernel, plan, {"x": "out"}, axis_name="t", backend="remote_dma")
+    x, w = np.arange(90.0).reshape(18, 5), np.arange(20.0).reshape(5, 4)
+    found = _run(operator, P("t"), x, w)
+    summed = sum(x.reshape(3, 6, 5)) @ w
+    np.testing.assert_array_equal(found, summed.reshape(3, 2, 4)[[1, 2, 0]].reshape(6, 4))
+
+
+def _run(operator: Any, first: Any, *arrays: Any) -> jax.Array:
+    specs = {"in_specs": (first, P()), "out_specs": P("t")}
+    fn = jax.shard_map(lambda *a: operator(*a)[0], mesh=cases.ranks_mesh(3), **specs)
+    return jax.jit(fn)(*arrays)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "all_reduce c: has no plan on one tensor, which all_gather and reduce_scatter have"),
+        (GATHER, "all_gather c: is of 2 groups, and an operand is exchanged among all ranks of its "
+         "mesh axis; make it of a template for 2 ranks"),
+        (SCATTER | {"dtype": "complex64", "shape": (6, 4)}, "plans have no dtype complex64"),
+    ],
+)  # fmt: skip
+def test_what_has_no_plan_on_one_tensor(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=re.escape(message)):
+        make(**changes).in_place()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
-from syncopate_jax.errors import InputError, UnsupportedError
+from syncopate_jax.errors import InputError
 from syncopate_jax.kernel.access import Access, BoxAccess
 from syncopate_jax.kernel.blocks import block_shape
 from syncopate_jax.kernel.local import PallasKernel
@@ -320,16 +320,22 @@ def test_kernels_that_no_call_takes(changes: dict[str, Any], message: str) -> No
 def test_references_that_give_something_else(reference: Any, message: str) -> None:
     made = kernel(ROWS, reference=reference)
     with refused(message):
-        jax.eval_shape(made.by_reference, jax.ShapeDtypeStruct((4, 4), jnp.float32))
+        jax.eval_shape(
+            lambda x: made.unfused(x, runner="f"), jax.ShapeDtypeStruct((4, 4), jnp.float32)
+        )
 
 
 def test_a_reference_may_give_one_array_bare_or_several() -> None:
     x = jnp.ones((4, 4))
     for reference in (lambda x: x, lambda x: (x,), lambda x: [np.asarray(x)]):
-        (found,) = kernel(ROWS, reference=reference).by_reference(x)
+        (found,) = kernel(ROWS, reference=reference).unfused(x, runner="f")
         np.testing.assert_array_equal(found, x)
-    with refused("kernel kernel has no reference, its plain-JAX form", UnsupportedError):
-        kernel(ROWS).by_reference(x)
+
+
+def test_without_a_reference_the_body_is_run() -> None:
+    x = jnp.arange(16.0).reshape(4, 4)
+    (found,) = kernel(ROWS).unfused(x, runner="f", interpret=True)
+    np.testing.assert_array_equal(found, x)
 
 
 def test_blocks_that_begin_outside() -> None:
