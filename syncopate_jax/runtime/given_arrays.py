@@ -24,8 +24,11 @@ def as_jax(caller: str, name: str, x: Any) -> jax.Array:
     if not isinstance(x, np.ndarray):
         raise InputError(f"{caller}: {name} must be an array, found {type(x).__name__}")
     try:
-        return jnp.asarray(x)
-    except (TypeError, ValueError) as error:
+        if isinstance(x, np.ma.MaskedArray):
+            raise TypeError("its mask would be lost")
+        # The dtype is said: JAX 0.11 may take that of before a change of jax_enable_x64.
+        return jnp.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))
+    except TypeError as error:
         raise InputError(
             f"{caller}: {name} is a NumPy {type(x).__name__} of dtype {x.dtype}, which JAX does "
             f"not take; give it as a plain array of one of JAX's dtypes"
