@@ -8,7 +8,8 @@ two, partial sums rounded at every hop, a collective beside the operator on the 
 shardings that change, results that differ between calls or processes, caches without a bound.
 Elsewhere: waits without signals (``tests/backends/test_in_order.py``), unordered memory
 (``tests/ops/test_races.py``), meshes, transformations, type checks and gradients summed once too
-often (``tests/ops/test_programs.py``, ``test_lowering.py``), arguments (``test_bad_input.py``).
+often (``tests/ops/test_programs.py``, ``test_lowering.py``), arguments (``test_bad_input.py``,
+``test_bad_plans.py``).
 """
 
 from __future__ import annotations
