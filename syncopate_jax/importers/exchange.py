@@ -142,7 +142,7 @@ class Exchange:
             **split,
             **({} if gathers else {"reduce": self.reduce}),
         )
-        if not self.steps:
+        if not self.steps or not math.prod(self.shape):
             return plan
         ops = self._by_rank(self._hops(in_place=True))
         return build_plan(plan.name, plan.num_ranks, plan.tensors, plan.initial, plan.goals, ops)

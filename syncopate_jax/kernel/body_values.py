@@ -138,7 +138,9 @@ SHAPED: dict[str, Callable[..., Any]] = {
     "integer_pow": lambda x, *, y: x**y if y >= 0 else 1 / x**-y,
     "convert_element_type": lambda x, *, new_dtype, **_: np.asarray(x).astype(widened(new_dtype)),
     "broadcast_in_dim": _broadcast,
-    "reshape": lambda x, *_, new_sizes, **__: np.reshape(x, new_sizes),
+    "reshape": lambda x, *_, new_sizes, dimensions=None, **__: np.reshape(
+        x if dimensions is None else np.transpose(x, dimensions), new_sizes
+    ),
     "squeeze": lambda x, *, dimensions: np.squeeze(x, tuple(dimensions)),
     "transpose": lambda x, *, permutation: np.transpose(x, permutation),
     "rev": lambda x, *, dimensions: np.flip(x, dimensions),
@@ -150,8 +152,8 @@ SHAPED: dict[str, Callable[..., Any]] = {
     "reduce_prod": _reduced(np.prod),
     "reduce_max": _reduced(np.max),
     "reduce_min": _reduced(np.min),
-    "reduce_and": _reduced(np.all),
-    "reduce_or": _reduced(np.any),
+    "reduce_and": _reduced(np.bitwise_and.reduce),
+    "reduce_or": _reduced(np.bitwise_or.reduce),
     "argmax": _first(np.argmax),
     "argmin": _first(np.argmin),
 }

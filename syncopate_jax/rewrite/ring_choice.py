@@ -21,9 +21,10 @@ from jax import lax
 from syncopate_jax.rewrite import graph as graphs
 from syncopate_jax.rewrite import swaps
 from syncopate_jax.rewrite.graph import Graph, Node, Value
-from syncopate_jax.rewrite.ring_values import Ints, Known, Part, Stack, Sum, laid_out
+from syncopate_jax.rewrite.ring_values import Ints, Known, Part, Stack, Sum, Term, laid_out
 from syncopate_jax.rewrite.steps import Step
 from syncopate_jax.rewrite.swaps import Kept, Rebuilt, Swap
+from syncopate_jax.runtime import custom_call
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,6 +224,10 @@ class Chooser:
                     given[whole.value if whole else item.source], at, item.shape
                 )
 
+            def product(term: Term) -> jax.Array:
+                operands = custom_call.vary_alike([part(term.lhs), part(term.rhs)])
+                return term.dot.bind(operands)[0]
+
             def make(item: Known) -> jax.Array:
                 if isinstance(item, Ints):
                     return jnp.asarray(item.at.astype(value.aval.dtype))[me]
@@ -231,10 +236,7 @@ class Chooser:
                 assert isinstance(item, Sum)
                 if not item.terms:
                     return jnp.zeros(shape, value.aval.dtype)
-                products = [
-                    laid_out(term.dot.bind([part(term.lhs), part(term.rhs)])[0], term.order)
-                    for term in item.terms
-                ]
+                products = [laid_out(product(term), term.order) for term in item.terms]
                 return functools.reduce(operator.add, products)
 
             made = [make(item) for item in self._items(value)]
@@ -273,7 +275,7 @@ def _product(ring: Ring, whole: Value) -> Rebuilt:
     left = swap.spec.place == "lhs"
 
     def apply(x: jax.Array, other: jax.Array) -> jax.Array:
-        (out,) = swap.dot.bind([x, other] if left else [other, x])
+        (out,) = swap.dot.bind(custom_call.vary_alike([x, other] if left else [other, x]))
         return lax.transpose(out.reshape(swap.shape), ring.order)
 
     return Rebuilt(swap.result, (whole, (swap.rhs if left else swap.lhs).value), apply)

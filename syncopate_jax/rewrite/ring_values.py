@@ -267,7 +267,8 @@ class Reader:
             return Stack((args[0],))
         if name in ("broadcast_in_dim", "reshape") and isinstance(args[0], Sum) and args[0].terms:
             at = _added_dim(node.inputs[0].aval.shape, out.shape)
-            return None if at is None else args[0].widened(at)
+            turned = params.get("dimensions") is not None  # of a reshape that transposes first
+            return None if at is None or turned else args[0].widened(at)
         if name == "broadcast_in_dim":
             found = _sum_if_zero(node.inputs[0], args[0])
             return found if out.shape == () or _is_empty(found) else None

@@ -233,6 +233,12 @@ def test_a_gather_on_one_tensor_is_an_operand(changes: dict[str, Any]) -> None:
     np.testing.assert_array_equal(found, np.tile(whole * s, (3, 1)))
 
 
+def test_an_empty_gather_on_one_tensor_moves_nothing() -> None:
+    given = GATHER | {"num_ranks": 3, "groups": ((0, 1, 2),), "shape": (0, 6), "steps": RING_OF_3}
+    plan = make(**given).in_place()
+    assert (verify(plan), plan.num_ops) == ((), 0)
+
+
 def test_a_scatter_on_one_tensor_is_a_result() -> None:
     plan = expand_collectives(make(**SCATTER, shape=(6, 4)).in_place())
     assert [str(t) for t in plan.tensors] == ["x [6,4] float32 per_rank"]

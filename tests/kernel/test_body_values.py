@@ -64,6 +64,9 @@ def arrays(x: Any, y: Any, i: Any, j: Any) -> list[Any]:
         *(f(x, axis=1) for f in (jnp.sum, jnp.prod, jnp.max, jnp.min, jnp.argmax, jnp.argmin)),
         (x > 1).all(0),
         (x > 1).any(0),
+        lax.reduce_and(i, axes=(1,)),
+        lax.reduce_or(i, axes=(1,)),
+        lax.reshape(x, (x.shape[1], x.shape[0]), dimensions=(1, 0)),
         jnp.sort(x, axis=1),  # by JAX
         jnp.cumsum(x, axis=1),
         lax.erf(x),

@@ -144,3 +144,37 @@ def test_stacked_rings_share_what_goes_around() -> None:
     assert (kinds(report), reasons(report)) == (["all_gather"], [])
     text = jax.jit(overlap(fn)).lower(*arrays()).compile().as_text()
     assert "collective-permute" not in text
+
+
+def test_a_reshape_that_transposes_is_no_added_dimension() -> None:
+    def body(x: Array, w: Array) -> Array:
+        ranks, me = lax.axis_size("t"), lax.axis_index("t")
+        out = vary(jnp.zeros((ranks, 4, 4), x.dtype))
+        for i in range(ranks):
+            turned = lax.reshape(x @ w, (1, 4, 4), dimensions=(1, 0))
+            out = lax.dynamic_update_slice(out, turned, ((me - i) % ranks, 0, 0))
+            x = shift(x)
+        return out
+
+    x = jnp.arange(16.0 * RANKS).reshape(4 * RANKS, 4)
+    report = same(mapped(body, (ROWS, COLUMNS, ROWS)), x, x.T, tolerance=1e-4)
+    assert kinds(report) == []
+
+
+def test_stacked_rings_of_weights_that_all_ranks_have() -> None:
+    """Which do not vary over the ranks, as what goes around does."""
+
+    def body(x: Array, w: Array, v: Array) -> Array:
+        ranks, me, rows = lax.axis_size("t"), lax.axis_index("t"), x.shape[0]
+        one = other = vary(jnp.zeros((ranks, rows, w.shape[1]), x.dtype))
+        for i in range(ranks):
+            one = lax.dynamic_update_index_in_dim(one, x @ w, (me - i) % ranks, 0)
+            other = lax.dynamic_update_index_in_dim(other, x @ v, (me - i) % ranks, 0)
+            x = shift(x)
+        return one + 2 * other
+
+    specs = {"in_specs": (ROWS, jax.P(), jax.P()), "out_specs": ROWS}
+    fn = jax.shard_map(body, mesh=mesh_of(RANKS), **specs)
+    x, w = arrays()
+    report = same(fn, x, w, w + 1, tolerance=1e-4)
+    assert (kinds(report), reasons(report)) == (["all_gather"], [])
